@@ -1,0 +1,15 @@
+"""Environments: any pure-JAX `Env`, batched; Playground's whole registry; a pendulum as example."""
+
+from jaxtd3.envs.base import EnvConfig, batch_env, combine_terms
+from jaxtd3.envs.pendulum import Pendulum
+from jaxtd3.envs.registry import env_names, make_env, register_env
+
+__all__ = [
+    "EnvConfig",
+    "Pendulum",
+    "batch_env",
+    "combine_terms",
+    "env_names",
+    "make_env",
+    "register_env",
+]

@@ -1,0 +1,32 @@
+"""Environments by name: Playground's, and those a user registers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jaxtd3.envs.base import EnvConfig, batch_env
+from jaxtd3.envs.pendulum import Pendulum
+from jaxtd3.envs.playground import load_playground, playground_names
+from jaxtd3.errors import UserError, nearest
+from jaxtd3.types import BatchEnv, Env
+
+_OWN: dict[str, Callable[[], Env]] = {"Pendulum": Pendulum}
+
+
+def register_env(name: str, make: Callable[[], Env]) -> None:
+    """Make `--env name` mean `make()`."""
+    _OWN[name] = make
+
+
+def env_names() -> tuple[str, ...]:
+    """Every environment that can be asked for."""
+    return (*_OWN, *playground_names())
+
+
+def make_env(cfg: EnvConfig) -> BatchEnv:
+    """The training environment that `cfg` describes."""
+    if cfg.name in _OWN:
+        return batch_env(_OWN[cfg.name](), cfg)
+    if cfg.name not in playground_names():
+        raise UserError(nearest("env", cfg.name, env_names()))
+    return batch_env(load_playground(cfg), cfg)

@@ -1,0 +1,145 @@
+"""Settings as data: one table of changes per environment, per algorithm, per hardware.
+
+`preset` applies, in this order: the algorithm's table, the environments' rows whose pattern
+matches, the hardware profile's rows whose pattern matches, the caller's changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from jaxtd3.config import Config
+from jaxtd3.envs.registry import env_names
+from jaxtd3.errors import UserError, nearest
+
+Changes = Mapping[str, Any]
+
+ALGORITHMS: dict[str, Changes] = {
+    "fasttd3": {},  # the defaults of the config sections are FastTD3's
+}
+
+# FastTD3's settings per environment (published sizes, for a GPU).
+ENVIRONMENTS: list[tuple[str, Changes]] = [
+    ("*", {"num_envs": 1024, "length": 10240, "gamma": 0.97, "v_min": -10.0, "v_max": 10.0}),
+    ("*Joystick*", {"iterations": 100_000}),
+    (
+        "Go1*",
+        {
+            "iterations": 50_000,
+            "sigma_min": 0.2,
+            "sigma_max": 0.8,
+            "policy_noise": 0.2,
+            "critic_updates": 8,
+            "policy_updates": 4,
+        },
+    ),
+    (
+        "LeapCubeReorient",
+        {
+            "n_step": 3,
+            "gamma": 0.99,
+            "policy_noise": 0.2,
+            "v_min": -50.0,
+            "v_max": 50.0,
+            "cdq": False,
+        },
+    ),
+    ("LeapCubeRotateZAxis", {"gamma": 0.99, "policy_noise": 0.2, "cdq": False}),
+]
+
+# dm_control's rewards are in [0, 1] a step: with gamma 0.99 values are in [0, 100].
+DM_CONTROL: Changes = {
+    "iterations": 20_000,
+    "n_step": 3,
+    "gamma": 0.99,
+    "v_min": 0.0,
+    "v_max": 100.0,
+    "sigma_min": 0.1,
+    "sigma_max": 0.4,
+    "policy_noise": 0.1,
+}
+
+OWN: Changes = {"v_min": -500.0, "v_max": 0.0, "gamma": 0.99, "iterations": 2_000}
+
+# Tens of environments, small networks, minutes. Rows are tried in order, all that match apply.
+PROFILES: dict[str, list[tuple[str, Changes]]] = {
+    "gpu": [("*", {"compute": "bf16"})],
+    "cpu": [
+        (
+            "*",
+            {
+                "num_envs": 64,
+                "length": 2048,
+                "batch_size": 1024,
+                "critic_hidden": 256,
+                "actor_hidden": 128,
+                "iterations": 5_000,
+                "log_every": 50,
+                "eval_every": 500,
+                "eval_episodes": 64,
+                "checkpoint_every": 1_000,
+            },
+        ),
+    ],
+}
+
+# FastTD3's reward for the G1 and T1 joystick tasks; Playground's own weights were tuned for PPO.
+TUNED_REWARDS: dict[str, Mapping[str, float]] = {
+    "[GT]1Joystick*": {
+        "energy": -5e-5,
+        "action_rate": -0.1,
+        "torques": -1e-3,
+        "pose": -1.0,
+        "tracking_ang_vel": 1.25,
+        "tracking_lin_vel": 1.25,
+        "feet_phase": 1.0,
+        "ang_vel_xy": -0.3,
+        "orientation": -5.0,
+    },
+}
+
+
+def detect_profile() -> str:
+    """`gpu` where JAX has an accelerator, else `cpu`."""
+    import jax
+
+    return "cpu" if jax.default_backend() == "cpu" else "gpu"
+
+
+def tuned_reward(env: str) -> Mapping[str, float]:
+    """The tuned weights of an environment."""
+    for pattern, weights in TUNED_REWARDS.items():
+        if fnmatchcase(env, pattern):
+            return weights
+    raise UserError(f"{env} has no tuned reward: only {', '.join(TUNED_REWARDS)} have")
+
+
+def preset(env: str, algo: str = "fasttd3", profile: str = "auto", **changes: Any) -> Config:
+    """The settings for an environment, with `changes` by field name (`num_envs=64`)."""
+    from mujoco_playground import dm_control_suite
+
+    if env not in env_names():
+        raise UserError(nearest("env", env, env_names()))
+    if algo not in ALGORITHMS:
+        raise UserError(nearest("algo", algo, ALGORITHMS))
+    if profile == "auto":
+        profile = detect_profile()
+    if profile not in PROFILES:
+        raise UserError(nearest("profile", profile, PROFILES))
+    rows = [*ENVIRONMENTS]
+    if env in dm_control_suite.ALL_ENVS:
+        rows.append((env, DM_CONTROL))
+    elif env == "Pendulum":
+        rows.append((env, OWN))
+    flat: dict[str, Any] = {"env.name": env, **ALGORITHMS[algo]}
+    for pattern, row in rows + PROFILES[profile]:
+        if fnmatchcase(env, pattern):
+            flat |= row
+    flat |= changes
+    config = Config(algo=algo, profile=profile).override(flat)
+    if "schedule_updates" not in flat:
+        total = config.run.iterations * config.loop.critic_updates
+        config = config.override({"schedule_updates": total})
+    return config

@@ -1,0 +1,343 @@
+"""FastTD3: distributional twin critics, a delayed deterministic policy. `fast_td3(...) -> Agent`.
+
+Hyper-parameters that may differ between the members of a vmapped population are leaves of the
+agent's state (`Hyper`); those that change shapes are static (`AgentConfig`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+
+from jaxtd3 import distributional as dist
+from jaxtd3 import normalize as norm
+from jaxtd3.networks import Actor, Critic, Ensemble
+from jaxtd3.types import Agent, Array, Batch, EnvSpec, Metrics, Transition
+
+
+@dataclass(frozen=True)
+class AgentConfig:
+    """The learner."""
+
+    gamma: float = 0.97
+    """Discount per step."""
+    v_min: float = -10.0
+    """Lowest atom of the value distribution."""
+    v_max: float = 10.0
+    """Highest atom of the value distribution."""
+    num_atoms: int = 101
+    """Atoms of the value distribution."""
+    tau: float = 0.1
+    """Polyak rate of the target critics, per critic update."""
+    actor_lr: float = 3e-4
+    """Learning rate of the actor at the start."""
+    actor_lr_end: float = 3e-4
+    """Learning rate of the actor at the end (cosine)."""
+    critic_lr: float = 3e-4
+    """Learning rate of the critics at the start."""
+    critic_lr_end: float = 3e-4
+    """Learning rate of the critics at the end (cosine)."""
+    schedule_updates: int = 200_000
+    """Critic updates over which the learning rates go from start to end."""
+    weight_decay: float = 0.1
+    """AdamW weight decay, on every parameter."""
+    policy_noise: float = 0.001
+    """Standard deviation of the noise on the target action."""
+    noise_clip: float = 0.5
+    """Bound of the noise on the target action."""
+    cdq: bool = True
+    """Clipped double Q: both critics learn the target of the lower mean (off: each its own)."""
+    actor_hidden: int = 512
+    """Width of the actor's first layer; the next two are 1/2 and 1/4 of it."""
+    critic_hidden: int = 1024
+    """Width of the critics' first layer; the next two are 1/2 and 1/4 of it."""
+    num_critics: int = 2
+    """Critics in the ensemble."""
+    max_grad_norm: float = 0.0
+    """Clip gradients to this global norm (0: off)."""
+    normalize_obs: bool = True
+    """Normalise observations by running statistics of collected data."""
+    normalize_reward: bool = False
+    """Divide rewards by the spread of the running discounted return."""
+    compute: Literal["f32", "bf16"] = "f32"
+    """Precision of the networks' matrix products; parameters and losses stay f32."""
+
+    def __post_init__(self):
+        if not self.v_min < self.v_max:
+            raise ValueError(f"v_min={self.v_min} is not below v_max={self.v_max}")
+        checks = {
+            "gamma": 0 <= self.gamma <= 1,
+            "tau": 0 < self.tau <= 1,
+            "num_atoms": self.num_atoms >= 2,
+            "num_critics": self.num_critics >= 1,
+            "actor_lr": self.actor_lr > 0,
+            "critic_lr": self.critic_lr > 0,
+            "actor_lr_end": self.actor_lr_end >= 0,
+            "critic_lr_end": self.critic_lr_end >= 0,
+            "schedule_updates": self.schedule_updates >= 1,
+            "weight_decay": self.weight_decay >= 0,
+            "policy_noise": self.policy_noise >= 0,
+            "noise_clip": self.noise_clip >= 0,
+            "max_grad_norm": self.max_grad_norm >= 0,
+            "actor_hidden": self.actor_hidden >= 4,
+            "critic_hidden": self.critic_hidden >= 4,
+        }
+        for name, ok in checks.items():
+            if not ok:
+                raise ValueError(f"agent {name}={getattr(self, name)} is out of range")
+        if self.compute not in ("f32", "bf16"):
+            raise ValueError(f"compute={self.compute!r} is neither 'f32' nor 'bf16'")
+
+
+class Hyper(NamedTuple):
+    """Traced hyper-parameters, all scalars."""
+
+    gamma: Array
+    v_min: Array
+    v_max: Array
+    tau: Array
+    actor_lr: Array
+    actor_lr_end: Array
+    critic_lr: Array
+    critic_lr_end: Array
+    weight_decay: Array
+    policy_noise: Array
+    noise_clip: Array
+
+
+class AgentState(struct.PyTreeNode):
+    actor: Any
+    critic: Any
+    target: Any
+    actor_opt: Any
+    critic_opt: Any
+    obs_stats: norm.Stats  # over the flat observation [D]
+    return_stats: norm.ReturnStats
+    hyper: Hyper
+    updates: Array  # [] int32, critic updates so far
+    skipped: Array  # [] int32, updates refused because they were not finite
+
+
+class Networks(NamedTuple):
+    """Initialisers and forward passes; observations already normalised."""
+
+    init_actor: Callable[[Array], Any]
+    init_critic: Callable[[Array], Any]
+    actor: Callable[[Any, Array], Array]  # (params, actor_obs) -> action
+    critic: Callable[[Any, Array, Array], Array]  # (params, critic_obs, action) -> [N, .., atoms]
+
+
+def _apply(module: Any) -> Callable[..., Array]:
+    return lambda params, *inputs: module.apply({"params": params}, *inputs)
+
+
+def mlp_networks(spec: EnvSpec, cfg: AgentConfig) -> Networks:
+    """FastTD3's MLPs."""
+    dtype = jnp.bfloat16 if cfg.compute == "bf16" else jnp.float32
+    actor = Actor(spec.action_size, cfg.actor_hidden, dtype)
+
+    def make_critic(name: str) -> Critic:
+        return Critic(cfg.num_atoms, cfg.critic_hidden, dtype, name=name)
+
+    critic = Ensemble(make_critic, cfg.num_critics)
+    x, c = jnp.zeros((1, spec.obs_size)), jnp.zeros((1, spec.critic_size))
+    a = jnp.zeros((1, spec.action_size))
+    return Networks(
+        init_actor=lambda key: actor.init(key, x)["params"],
+        init_critic=lambda key: critic.init(key, c, a)["params"],
+        actor=_apply(actor),
+        critic=_apply(critic),
+    )
+
+
+# --- losses -------------------------------------------------------------------------------------
+
+
+def target_distributions(z: Array, logits: Array, reward: Array, discount: Array, cdq: bool):
+    """What each critic learns, for ONE example: next-state logits [N, A] -> targets [N, A].
+
+    With clipped double Q the distribution of the lower mean serves all critics; the projection
+    preserves the mean, so it is chosen before projecting and only one is projected.
+    """
+    chex.assert_rank([z, logits, reward, discount], [1, 2, 0, 0])
+    p = jax.nn.softmax(logits)  # [N, A]
+    moved = dist.bellman_atoms(z, reward, discount)  # [A]
+    if cdq:
+        lowest = p[jnp.argmin(p @ moved)]
+        return jnp.broadcast_to(dist.project(z, moved, lowest), p.shape)
+    return jax.vmap(lambda q: dist.project(z, moved, q))(p)
+
+
+def critic_loss(z: Array, logits: Array, targets: Array, weight: Array) -> Array:
+    """Sum over critics of the mean cross-entropy; logits [N, B, A], targets [B, N, A]: []."""
+    log_p = jax.nn.log_softmax(logits)
+    cross_entropy = -jnp.einsum("bna,nba->b", targets, log_p)
+    return jnp.mean(weight * cross_entropy)
+
+
+def actor_loss(z: Array, logits: Array, weight: Array, cdq: bool) -> Array:
+    """Minus the mean value of the policy's action; logits [N, B, A]: []."""
+    value = jax.nn.softmax(logits) @ z  # [N, B]
+    value = jnp.min(value, axis=0) if cdq else jnp.mean(value, axis=0)
+    return -jnp.mean(weight * value)
+
+
+def cosine(start: Array, end: Array, fraction: Array) -> Array:
+    """From `start` to `end` along half a cosine, as `fraction` goes from 0 to 1."""
+    return end + (start - end) * 0.5 * (1 + jnp.cos(jnp.pi * jnp.clip(fraction, 0.0, 1.0)))
+
+
+# --- the agent ----------------------------------------------------------------------------------
+
+
+def adamw(max_grad_norm: float) -> optax.GradientTransformation:
+    """Adam's direction; learning rate and decay are applied by `step_params`, being traced."""
+    clip = [optax.clip_by_global_norm(max_grad_norm)] if max_grad_norm > 0 else []
+    return optax.chain(*clip, optax.scale_by_adam(b1=0.9, b2=0.999, eps=1e-8))
+
+
+def step_params(opt, grads: Any, opt_state: Any, params: Any, lr: Array, decay: Array):
+    """theta <- theta - lr * (adam(g) + decay * theta)."""
+    direction, opt_state = opt.update(grads, opt_state, params)
+    params = jax.tree.map(lambda p, d: p - lr * (d + decay * p), params, direction)
+    return params, opt_state
+
+
+def select(ok: Array, new: Any, old: Any) -> Any:
+    """`new` where `ok`, else `old`, leaf by leaf."""
+    return jax.tree.map(lambda a, b: jnp.where(ok, a, b), new, old)
+
+
+def fast_td3(
+    spec: EnvSpec,
+    cfg: AgentConfig,
+    axis_name: str | None = None,
+    *,
+    networks: Networks | None = None,
+    critic_loss: Callable[..., Array] = critic_loss,
+    actor_loss: Callable[..., Array] = actor_loss,
+    target_distributions: Callable[..., Array] = target_distributions,
+) -> Agent:
+    """The agent for an environment. Any of the keyword functions may be replaced by your own.
+
+    `axis_name` names the mapped axis over which gradients and statistics are averaged, if any.
+    """
+    nets = networks or mlp_networks(spec, cfg)
+    opt = adamw(cfg.max_grad_norm)
+
+    def pmean(x: Any) -> Any:
+        return x if axis_name is None else jax.lax.pmean(x, axis_name)
+
+    def init(key: Array) -> AgentState:
+        key_actor, key_critic = jax.random.split(key)
+        actor, critic = nets.init_actor(key_actor), nets.init_critic(key_critic)
+        hyper = Hyper(**{name: jnp.float32(getattr(cfg, name)) for name in Hyper._fields})
+        return AgentState(
+            actor=actor,
+            critic=critic,
+            target=jax.tree.map(jnp.copy, critic),
+            actor_opt=opt.init(actor),
+            critic_opt=opt.init(critic),
+            obs_stats=norm.init_stats(spec.width),
+            return_stats=norm.init_return_stats(),
+            hyper=hyper,
+            updates=jnp.zeros((), jnp.int32),
+            skipped=jnp.zeros((), jnp.int32),
+        )
+
+    def normalized(state: AgentState, obs: Array) -> Array:
+        return norm.normalize(state.obs_stats, obs) if cfg.normalize_obs else obs
+
+    def act(state: AgentState, obs: Array) -> Array:
+        return nets.actor(state.actor, spec.actor_obs(normalized(state, obs)))
+
+    def observe(state: AgentState, tr: Transition, discounted: Array) -> AgentState:
+        if cfg.normalize_obs:
+            stats = norm.update_stats(state.obs_stats, tr.obs, tr.valid, axis_name)
+            state = state.replace(obs_stats=stats)
+        if cfg.normalize_reward:
+            returns = norm.update_return_stats(state.return_stats, discounted, tr.valid, axis_name)
+            state = state.replace(return_stats=returns)
+        return state
+
+    def guard(old: AgentState, new: AgentState, loss, grad_norm, batch: Batch, count: int):
+        """`new`, unless it is not finite (then skipped and counted) or the batch had no weight."""
+        finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+        used = norm.psum(jnp.sum(batch.weight), axis_name) > 0
+        new = new.replace(updates=old.updates + count)
+        old = old.replace(skipped=old.skipped + (used & ~finite))
+        return select(finite & used, new, old)
+
+    def update_critic(state: AgentState, batch: Batch, key: Array) -> tuple[AgentState, Metrics]:
+        h = state.hyper
+        z = dist.support(h.v_min, h.v_max, cfg.num_atoms)
+        noise = h.policy_noise * jax.random.normal(key, batch.action.shape)
+        next_action = nets.actor(state.actor, spec.actor_obs(batch.next_obs))
+        next_action += jnp.clip(noise, -h.noise_clip, h.noise_clip)
+        next_action = jnp.clip(next_action, -1.0, 1.0)
+        next_logits = nets.critic(state.target, spec.critic_obs(batch.next_obs), next_action)
+        targets = jax.vmap(target_distributions, in_axes=(None, 1, 0, 0, None))(
+            z, next_logits, batch.reward, batch.discount, cfg.cdq
+        )  # [B, N, A]
+        obs = spec.critic_obs(batch.obs)
+
+        def loss_fn(params: Any) -> Array:
+            return critic_loss(z, nets.critic(params, obs, batch.action), targets, batch.weight)
+
+        loss, grads = jax.value_and_grad(loss_fn)(state.critic)
+        loss, grads = pmean(loss), pmean(grads)
+        lr = cosine(h.critic_lr, h.critic_lr_end, state.updates / cfg.schedule_updates)
+        critic, critic_opt = step_params(
+            opt, grads, state.critic_opt, state.critic, lr, h.weight_decay
+        )
+        target = jax.tree.map(lambda t, q: t + h.tau * (q - t), state.target, critic)
+        grad_norm = optax.global_norm(grads)
+        value = jnp.mean(targets @ z)
+        metrics = {
+            "critic_loss": loss,
+            "critic_grad_norm": grad_norm,
+            "target_value": pmean(value),
+        }
+        new = state.replace(critic=critic, critic_opt=critic_opt, target=target)
+        return guard(state, new, loss, grad_norm, batch, 1), metrics
+
+    def update_actor(state: AgentState, batch: Batch) -> tuple[AgentState, Metrics]:
+        h = state.hyper
+        z = dist.support(h.v_min, h.v_max, cfg.num_atoms)
+        actor_in, critic_in = spec.actor_obs(batch.obs), spec.critic_obs(batch.obs)
+
+        def loss_fn(params: Any) -> Array:
+            logits = nets.critic(state.critic, critic_in, nets.actor(params, actor_in))
+            return actor_loss(z, logits, batch.weight, cfg.cdq)
+
+        loss, grads = jax.value_and_grad(loss_fn)(state.actor)
+        loss, grads = pmean(loss), pmean(grads)
+        lr = cosine(h.actor_lr, h.actor_lr_end, state.updates / cfg.schedule_updates)
+        actor, actor_opt = step_params(opt, grads, state.actor_opt, state.actor, lr, h.weight_decay)
+        grad_norm = optax.global_norm(grads)
+        metrics = {"actor_loss": loss, "actor_grad_norm": grad_norm}
+        new = state.replace(actor=actor, actor_opt=actor_opt)
+        return guard(state, new, loss, grad_norm, batch, 0), metrics
+
+    def update(state: AgentState, batch: Batch, key: Array, *, policy: bool):
+        if cfg.normalize_reward:
+            g_max = jnp.minimum(jnp.abs(state.hyper.v_min), jnp.abs(state.hyper.v_max))
+            scale = norm.reward_scale(state.return_stats, g_max)
+            batch = batch._replace(reward=batch.reward / scale)
+        batch = batch._replace(
+            obs=normalized(state, batch.obs), next_obs=normalized(state, batch.next_obs)
+        )
+        state, metrics = update_critic(state, batch, key)
+        if policy:
+            state, more = update_actor(state, batch)
+            metrics |= more
+        return state, metrics
+
+    return Agent(init, act, observe, update)

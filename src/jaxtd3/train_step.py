@@ -1,0 +1,207 @@
+"""The heart: one iteration of collecting and learning as one pure function.
+
+init, collect_step, train_step = make_train_step(env, agent, replay, cfg)
+state = init(jax.random.key(0))
+state, metrics = train_step(state)          # jit it, scan it, vmap it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxtd3 import exploration
+from jaxtd3.normalize import discounted_return
+from jaxtd3.types import Agent, Array, BatchEnv, Metrics, Noise, Replay, TrainState
+
+StepFn = Callable[[TrainState], tuple[TrainState, Metrics]]
+
+
+@dataclass(frozen=True)
+class LoopConfig:
+    """How collecting and learning alternate."""
+
+    collect_steps: int = 1
+    """Environment steps per iteration."""
+    critic_updates: int = 2
+    """Critic updates per iteration."""
+    policy_updates: int = 1
+    """Policy updates per iteration, spread evenly over the critic updates."""
+    warmup: int = 10
+    """Iterations of collecting before learning begins."""
+    noise: Literal["mixed", "constant"] = "mixed"
+    """mixed: sigma drawn per environment and episode; constant: sigma_max everywhere."""
+    sigma_min: float = 0.001
+    """Lowest exploration noise."""
+    sigma_max: float = 0.4
+    """Highest exploration noise."""
+
+    def __post_init__(self):
+        k, u, v = self.collect_steps, self.critic_updates, self.policy_updates
+        if min(k, u, v) < 1:
+            raise ValueError(f"collect_steps={k}, critic_updates={u}, policy_updates={v}: below 1")
+        if max(k, u) % min(k, u):
+            raise ValueError(f"collect_steps={k} and critic_updates={u}: one must divide the other")
+        if u % v:
+            raise ValueError(f"critic_updates={u} is not divisible by policy_updates={v}")
+        if self.warmup < 0:
+            raise ValueError(f"warmup={self.warmup} is negative")
+        if not 0 <= self.sigma_min <= self.sigma_max:
+            raise ValueError(
+                f"sigma_min={self.sigma_min}, sigma_max={self.sigma_max}: not 0 <= min <= max"
+            )
+        if self.noise not in ("mixed", "constant"):
+            raise ValueError(f"noise={self.noise!r} is neither 'mixed' nor 'constant'")
+
+
+class TrainFns(NamedTuple):
+    init: Callable[[Array], TrainState]
+    collect_step: StepFn
+    train_step: StepFn
+
+
+def make_noise(cfg: LoopConfig) -> Noise:
+    """The exploration noise that a config describes."""
+    if cfg.noise == "constant":
+        return exploration.constant_noise(cfg.sigma_max)
+    return exploration.mixed_noise(cfg.sigma_min, cfg.sigma_max)
+
+
+def make_train_step(
+    env: BatchEnv, agent: Agent, replay: Replay, cfg: LoopConfig, *, noise: Noise | None = None
+) -> TrainFns:
+    """Bind the parts together: `(init, collect_step, train_step)`."""
+    explore = noise or make_noise(cfg)
+
+    def init(key: Array) -> TrainState:
+        key, key_agent, key_env, key_noise = jax.random.split(key, 4)
+        state = TrainState(
+            agent=agent.init(key_agent),
+            replay=replay.init(env.num_envs),
+            env=env.init(key_env),
+            noise=explore.init(key_noise, env.num_envs),
+            discounted=jnp.zeros(env.num_envs),
+            key=key,
+            iteration=jnp.zeros((), jnp.int32),
+        )
+        return strong_types(state)
+
+    def collect(state: TrainState, key: Array) -> tuple[TrainState, Metrics]:
+        """One step of every environment into the ring."""
+        key_noise, key_env, key_redraw = jax.random.split(key, 3)
+        action = agent.act(state.agent, state.env.obs)
+        action = explore.apply(state.noise, action, key_noise)
+        env_state, tr, metrics = env.step(state.env, action, key_env)
+        gamma = state.agent.hyper.gamma
+        discounted = discounted_return(state.discounted, tr.reward, tr.done, gamma)
+        state = state.replace(
+            agent=agent.observe(state.agent, tr, discounted),
+            replay=replay.add(state.replay, tr),
+            env=env_state,
+            noise=explore.redraw(state.noise, tr.done, key_redraw),
+            discounted=discounted,
+        )
+        return state, metrics
+
+    def learn(state: TrainState, key: Array, plan: tuple[bool, ...]) -> tuple[Any, Metrics]:
+        """One critic update per entry of `plan`; the policy learns where it says True."""
+        learning = state.iteration >= cfg.warmup
+
+        def one(agent_state: Any, key: Array, policy: bool) -> tuple[Any, Metrics]:
+            key_sample, key_update = jax.random.split(key)
+            batch = replay.sample(state.replay, key_sample, agent_state.hyper.gamma)
+            batch = batch._replace(weight=jnp.where(learning, batch.weight, 0.0))
+            return agent.update(agent_state, batch, key_update, policy=policy)
+
+        pattern = shortest_period(plan)
+
+        def group(agent_state: Any, keys: Array) -> tuple[Any, Metrics]:
+            """The pattern, unrolled: the delayed policy costs no cond."""
+            history = []
+            for key, policy in zip(keys, pattern, strict=True):
+                agent_state, metrics = one(agent_state, key, policy)
+                history.append(metrics)
+            return agent_state, merge_metrics(history)
+
+        keys = jax.random.split(key, (len(plan) // len(pattern), len(pattern)))
+        if len(pattern) == len(plan):
+            return group(state.agent, keys[0])
+        agent_state, metrics = jax.lax.scan(group, state.agent, keys)
+        return agent_state, reduce_metrics(metrics)
+
+    def collect_step(state: TrainState) -> tuple[TrainState, Metrics]:
+        key, key_collect = jax.random.split(state.key)
+        state, metrics = collect(state.replace(key=key), key_collect)
+        return strong_types(state), metrics
+
+    def train_step(state: TrainState) -> tuple[TrainState, Metrics]:
+        rounds = min(cfg.collect_steps, cfg.critic_updates)
+        collects, updates = cfg.collect_steps // rounds, cfg.critic_updates // rounds
+        every = cfg.critic_updates // cfg.policy_updates
+        plan = [(i + 1) % every == 0 for i in range(cfg.critic_updates)]
+        key, *keys = jax.random.split(state.key, rounds + 1)
+        state = state.replace(key=key)
+        history = []
+        for i, key_round in enumerate(keys):
+            key_learn, *keys_collect = jax.random.split(key_round, collects + 1)
+            for key_collect in keys_collect:
+                state, metrics = collect(state, key_collect)
+                history.append(metrics)
+            now = tuple(plan[i * updates : (i + 1) * updates])
+            agent_state, metrics = learn(state, key_learn, now)
+            state = state.replace(agent=agent_state)
+            history.append({f"train/{name}": value for name, value in metrics.items()})
+        state = state.replace(iteration=state.iteration + 1)
+        return strong_types(state), merge_metrics(history)
+
+    return TrainFns(init, collect_step, train_step)
+
+
+def make_chunk(train_step: StepFn, length: int) -> StepFn:
+    """`length` iterations as one compiled program that updates the state in place.
+
+    The state is donated: its old value is gone after the call. Metrics come back reduced over the
+    chunk, so one small transfer tells all.
+    """
+
+    def chunk(state: TrainState) -> tuple[TrainState, Metrics]:
+        state, metrics = jax.lax.scan(lambda s, _: train_step(s), state, length=length)
+        return state, reduce_metrics(metrics)
+
+    return jax.jit(chunk, donate_argnums=0)
+
+
+def shortest_period(plan: tuple[bool, ...]) -> tuple[bool, ...]:
+    """The shortest head of `plan` whose repetition is `plan`."""
+    sizes = (n for n in range(1, len(plan) + 1) if len(plan) % n == 0)
+    return next(plan[:n] for n in sizes if plan[:n] * (len(plan) // n) == plan)
+
+
+def is_sum(name: str) -> bool:
+    """Counts and sums add up over time; every other metric is averaged."""
+    return name.startswith("episode/") or name == "env/quarantined"
+
+
+def reduce_metrics(stacked: Metrics) -> Metrics:
+    """Metrics with a leading time axis to scalars."""
+    return {k: jnp.sum(v, axis=0) if is_sum(k) else jnp.mean(v, axis=0) for k, v in stacked.items()}
+
+
+def merge_metrics(history: list[Metrics]) -> Metrics:
+    """Metrics of several steps to one set; a name may be missing from some."""
+    names = dict.fromkeys(name for metrics in history for name in metrics)
+    stacked = {n: jnp.stack([m[n] for m in history if n in m]) for n in names}
+    return reduce_metrics(stacked)
+
+
+def strong_types(tree: Any) -> Any:
+    """Drop weak types, so that a state that was stepped is traced as the first one was."""
+
+    def strong(x: Array) -> Array:
+        return jax.lax.convert_element_type(x, x.dtype) if getattr(x, "weak_type", False) else x
+
+    return jax.tree.map(strong, tree)

@@ -1,0 +1,196 @@
+"""The values that flow through the program, and the shapes of the parts that make it.
+
+    env.step -> Transition[E] -> replay.add -> replay.sample -> Batch[B] -> agent.update
+       ^                                                                        |
+       +------- action[E] <- noise <- agent.act <---------- AgentState <--------+
+
+Axes in comments: `E` environments, `T` ring length, `B` batch, `D` observation, `U` action,
+`K` reward terms. An observation is one flat vector `[actor part | privileged part]`: the actor
+reads the head, the critic all of it (or only the tail, see `EnvSpec.critic_sees_obs`), and ring,
+statistics and terminal observations need no second array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import jax
+from flax import struct
+
+Array = jax.Array
+Metrics = dict[str, Array]
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """What the learner needs to know about an environment, known before anything is allocated."""
+
+    name: str
+    obs_size: int
+    """Width of what the actor sees."""
+    action_size: int
+    episode_length: int
+    """Steps until the time limit truncates an episode."""
+    extra_size: int = 0
+    """Width of the privileged part, seen by the critic alone."""
+    dt: float = 1.0
+    """Seconds of simulated time per step."""
+    reward_terms: tuple[str, ...] = ()
+    """Names of the terms whose weighted sum is the reward; empty where it is not such a sum."""
+    default_weights: tuple[float, ...] = ()
+    """The environment's own weight for each term."""
+    reward_scale: float = 1.0
+    """reward = clip(reward_scale * sum(weights * terms), *reward_clip)."""
+    reward_clip: tuple[float, float] | None = None
+    critic_sees_obs: bool = True
+    """True: the critic reads all of the vector (privileged state begins with the actor's
+    observation, or there is none); False: only the privileged tail."""
+
+    @property
+    def width(self) -> int:
+        """Width `D` of the flat observation vector."""
+        return self.obs_size + self.extra_size
+
+    @property
+    def critic_size(self) -> int:
+        return self.width if self.critic_sees_obs else self.extra_size
+
+    def actor_obs(self, x: Array) -> Array:
+        """The actor's part of flat observations (or of statistics over them): [.., obs]."""
+        return x[..., : self.obs_size]
+
+    def critic_obs(self, x: Array) -> Array:
+        """The critic's part of flat observations: [.., critic]."""
+        return x if self.critic_sees_obs else x[..., self.obs_size :]
+
+
+class EnvStep(NamedTuple):
+    """What one step of one environment returns."""
+
+    state: Any
+    obs: Array  # [D]
+    reward: Array  # [] the environment's own reward
+    terms: Array  # [K] unweighted reward terms
+    terminated: Array  # [] bool
+
+
+class Env(Protocol):
+    """ONE environment as pure functions; `batch_env` makes the training environment of it.
+
+    An optional method `rekey(state, key) -> state` gives a copied state random numbers of its own.
+    """
+
+    @property
+    def spec(self) -> EnvSpec: ...
+
+    def reset(self, key: Array) -> tuple[Any, Array]:
+        """A fresh (state, obs [D])."""
+        ...
+
+    def step(self, state: Any, action: Array) -> EnvStep: ...
+
+
+class Transition(NamedTuple):
+    """One step of every environment; `final_obs` is the observation before any reset."""
+
+    obs: Array  # [E, D]
+    action: Array  # [E, U] what the environment received
+    reward: Array  # [E] under the weights of the run
+    terms: Array  # [E, K]
+    env_reward: Array  # [E] under the environment's own weights
+    terminated: Array  # [E] bool
+    truncated: Array  # [E] bool
+    final_obs: Array  # [E, D]
+    valid: Array  # [E] bool; False: a non-finite step, quarantined
+
+    @property
+    def done(self) -> Array:
+        """True where the next observation belongs to another episode."""
+        return self.terminated | self.truncated | ~self.valid
+
+
+class Batch(NamedTuple):
+    """What the learner sees: `target = reward + discount * value(next_obs)`."""
+
+    obs: Array  # [B, D]
+    action: Array  # [B, U]
+    reward: Array  # [B] sum of gamma^j r_j over the window
+    discount: Array  # [B] gamma^k, 0 where the window ends the episode
+    next_obs: Array  # [B, D]
+    weight: Array  # [B] weight in the loss, 0 for quarantined steps
+
+
+class EnvState(struct.PyTreeNode):
+    """All environments of one device, and the pool of fresh states that ended ones take."""
+
+    inner: Any  # [E, ...]
+    obs: Array  # [E, D]
+    steps: Array  # [E] int32, steps since reset
+    returns: Array  # [E] reward summed since reset
+    pool: Any  # [P, ...]
+    pool_obs: Array  # [P, D]
+    cursor: Array  # [] int32, next pool entry to use
+    weights: Array  # [K] reward weights, traced
+
+
+class BatchEnv(NamedTuple):
+    """A batch of environments with time limit, auto-reset and NaN quarantine."""
+
+    spec: EnvSpec
+    env: Env
+    num_envs: int
+    init: Callable[[Array], EnvState]
+    """init(key) -> EnvState"""
+    step: Callable[[EnvState, Array, Array], tuple[EnvState, Transition, Metrics]]
+    """step(state, action [E, U], key) -> (state, transition, metrics)"""
+    refresh: Callable[[EnvState, Array], EnvState]
+    """refresh(state, key) -> state with a new reset pool; call it now and then, outside the scan"""
+
+
+class TrainState(struct.PyTreeNode):
+    """All that a run is: whoever has this can resume it."""
+
+    agent: Any
+    replay: Any
+    env: EnvState
+    noise: Any
+    discounted: Array  # [E] running discounted return, for reward normalisation
+    key: Array
+    iteration: Array  # [] int32
+
+
+class Agent(NamedTuple):
+    """An algorithm as a value: four pure functions (compare `optax.GradientTransformation`)."""
+
+    init: Callable[[Array], Any]
+    """init(key) -> AgentState"""
+    act: Callable[[Any, Array], Array]
+    """act(agent_state, obs [.., D]) -> action [.., U], deterministic"""
+    observe: Callable[[Any, Transition, Array], Any]
+    """observe(agent_state, transition, discounted_return [E]) -> agent_state, statistics updated"""
+    update: Callable[..., tuple[Any, Metrics]]
+    """update(agent_state, batch, key, policy=bool) -> (agent_state, metrics)"""
+
+
+class Replay(NamedTuple):
+    """A buffer as a value."""
+
+    init: Callable[[int], Any]
+    """init(num_envs) -> ReplayState"""
+    add: Callable[[Any, Transition], Any]
+    """add(replay_state, transition) -> replay_state"""
+    sample: Callable[[Any, Array, Array], Batch]
+    """sample(replay_state, key, gamma) -> Batch"""
+
+
+class Noise(NamedTuple):
+    """Exploration as a value."""
+
+    init: Callable[[Array, int], Any]
+    """init(key, num_envs) -> noise_state"""
+    apply: Callable[[Any, Array, Array], Array]
+    """apply(noise_state, action [E, U], key) -> noisy action, clipped to [-1, 1]"""
+    redraw: Callable[[Any, Array, Array], Any]
+    """redraw(noise_state, done [E], key) -> noise_state"""

@@ -1,0 +1,31 @@
+"""Shared by all tests: strict numerics and a persistent compile cache."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+FLAG = "--xla_cpu_experimental_ynn_fusion_type="
+if FLAG not in os.environ.get("XLA_FLAGS", ""):  # before jax is imported: see test_numerics.py
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAG}".strip()
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
+ROOT = Path(__file__).parent.parent
+SHARED_MESHES = ROOT.parent / "shared" / "mujoco_menagerie"
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update(
+    "jax_compilation_cache_dir",
+    os.environ.get("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax")),
+)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
+
+
+@pytest.fixture(scope="session")
+def meshes() -> Path:
+    """Real G1 and T1 meshes, where they are."""
+    if not SHARED_MESHES.is_dir():
+        pytest.skip("no real meshes beside the project")
+    return SHARED_MESHES

@@ -1,0 +1,301 @@
+"""Numbers of FastTD3's own modules, reproduced (JAXTD3_PARITY: another file, same keys)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxtd3 import distributional as dist
+from jaxtd3 import normalize as norm
+from jaxtd3 import replay as ring
+from jaxtd3.replay import ReplayConfig
+from jaxtd3.td3 import AgentConfig, actor_loss, fast_td3, mlp_networks, target_distributions
+from jaxtd3.types import Batch, EnvSpec, Transition
+
+FILE = os.environ.get("JAXTD3_PARITY", Path(__file__).parent / "data" / "fasttd3_parity.npz")
+DATA = np.load(FILE)
+ACTOR = {"net.0": ("layer0", "dense"), "net.2": ("layer1", "dense")}
+ACTOR |= {"fc_head.0": ("layer2", "dense"), "fc_mu.0": ("out",)}
+CRITIC = {"net.0": ("layer0", "dense"), "net.2": ("layer1", "dense")}
+CRITIC |= {"fc_head.0": ("layer2", "dense"), "fc_head.2": ("out", "dense")}
+MODES = ["cdq", "mean"]
+
+
+def close(ours, theirs, tolerance=1e-5):
+    """Equal within 1e-5 relative, and within 1e-5 of the array's size near zero."""
+    theirs = np.asarray(theirs)
+    scale = max(np.abs(theirs).max(), 1e-3) if theirs.size else 1.0
+    np.testing.assert_allclose(np.asarray(ours), theirs, rtol=tolerance, atol=tolerance * scale)
+
+
+def hp(name):
+    return DATA[f"hp/{name}"].item()
+
+
+def put(tree, path, value):
+    for name in path[:-1]:
+        tree = tree.setdefault(name, {})
+    tree[path[-1]] = value
+
+
+def layers(prefix, table, at=()):
+    tree = {}
+    for theirs, ours in table.items():
+        put(tree, (*at, *ours, "kernel"), jnp.asarray(DATA[f"{prefix}{theirs}.weight"].T))
+        put(tree, (*at, *ours, "bias"), jnp.asarray(DATA[f"{prefix}{theirs}.bias"]))
+    return tree
+
+
+def actor_params(prefix):
+    return layers(f"{prefix}/", ACTOR)
+
+
+def critic_params(prefix):
+    return {f"q{i}": layers(f"{prefix}/qnet{i + 1}.", CRITIC) for i in range(2)}
+
+
+@pytest.fixture(scope="module")
+def spec():
+    return EnvSpec(
+        "parity", hp("n_obs"), hp("n_act"), 1000, hp("n_critic_obs"), critic_sees_obs=False
+    )
+
+
+def config(**changes):
+    base = {
+        "gamma": hp("gamma"),
+        "tau": hp("tau"),
+        "v_min": hp("v_min"),
+        "v_max": hp("v_max"),
+        "num_atoms": hp("num_atoms"),
+        "actor_lr": hp("lr"),
+        "actor_lr_end": hp("lr"),
+        "critic_lr": hp("lr"),
+        "critic_lr_end": hp("lr"),
+        "weight_decay": hp("weight_decay"),
+        "noise_clip": hp("noise_clip"),
+        "policy_noise": 1.0,
+        "actor_hidden": hp("actor_hidden"),
+        "critic_hidden": hp("critic_hidden"),
+        "normalize_obs": False,
+    }
+    return AgentConfig(**(base | changes))
+
+
+def flat(obs, critic_obs):
+    return jnp.concatenate([jnp.asarray(DATA[obs]), jnp.asarray(DATA[critic_obs])], axis=-1)
+
+
+@pytest.fixture(scope="module")
+def batch():
+    bootstrap = (DATA["batch/truncated"] != 0) | (DATA["batch/done"] == 0)
+    discount = hp("gamma") ** DATA["batch/n"] * bootstrap
+    return Batch(
+        obs=flat("batch/obs", "batch/critic_obs"),
+        action=jnp.asarray(DATA["batch/action"]),
+        reward=jnp.asarray(DATA["batch/reward"]),
+        discount=jnp.asarray(discount, jnp.float32),
+        next_obs=flat("batch/next_obs", "batch/next_critic_obs"),
+        weight=jnp.ones(hp("batch")),
+    )
+
+
+@pytest.fixture(scope="module")
+def nets(spec):
+    return mlp_networks(spec, config())
+
+
+def test_forward(nets, spec, batch):
+    close(
+        nets.actor(actor_params("mlp/init/actor"), spec.actor_obs(batch.obs)), DATA["mlp/actor_out"]
+    )
+    logits = nets.critic(critic_params("mlp/init/critic"), spec.critic_obs(batch.obs), batch.action)
+    close(logits[0], DATA["mlp/logits1"])
+    close(logits[1], DATA["mlp/logits2"])
+
+
+def test_support():
+    close(dist.support(hp("v_min"), hp("v_max"), hp("num_atoms")), DATA["mlp/support"])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_targets(mode, nets, spec, batch):
+    noise = jnp.clip(jnp.asarray(DATA["batch/noise"]), -hp("noise_clip"), hp("noise_clip"))
+    action = nets.actor(actor_params("mlp/init/actor"), spec.actor_obs(batch.next_obs)) + noise
+    action = jnp.clip(action, -1, 1)
+    close(action, DATA[f"mlp/{mode}/next_action"])
+    close(batch.discount, DATA[f"mlp/{mode}/discount"] * DATA[f"mlp/{mode}/bootstrap"])
+    z = dist.support(hp("v_min"), hp("v_max"), hp("num_atoms"))
+    logits = nets.critic(critic_params("mlp/init/target"), spec.critic_obs(batch.next_obs), action)
+    moved = jax.vmap(dist.bellman_atoms, (None, 0, 0))(z, batch.reward, batch.discount)
+    for i in range(2):
+        for project in (dist.project_scatter, dist.project_dense, dist.project):
+            p = jax.vmap(project, (None, 0, 0))(z, moved, jax.nn.softmax(logits[i]))
+            close(p, DATA[f"mlp/{mode}/proj{i + 1}"])
+        close(p @ z, DATA[f"mlp/{mode}/value{i + 1}"])
+    targets = jax.vmap(target_distributions, (None, 1, 0, 0, None))(
+        z, logits, batch.reward, batch.discount, mode == "cdq"
+    )
+    close(targets[:, 0], DATA[f"mlp/{mode}/target1"])
+    close(targets[:, 1], DATA[f"mlp/{mode}/target2"])
+
+
+def make_update(monkeypatch, spec, mode):
+    """The agent's own update, fed with the file's noise instead of random numbers."""
+    agent = fast_td3(spec, config(cdq=mode == "cdq"))
+    state = agent.init(jax.random.key(0)).replace(
+        actor=actor_params("mlp/init/actor"),
+        critic=critic_params("mlp/init/critic"),
+        target=critic_params("mlp/init/target"),
+    )
+    monkeypatch.setattr(jax.random, "normal", lambda key, shape: jnp.asarray(DATA["batch/noise"]))
+    return agent, state
+
+
+def has_first_round(mode):
+    """Some files hold the last round under `after1` too (arrays saved by reference)."""
+    key = f"mlp/{mode}/after%d/actor/net.0.weight"
+    return not np.array_equal(DATA[key % 1], DATA[key % 3])
+
+
+def compare_params(state, prefix):
+    for name, theirs in (
+        ("actor", actor_params(f"{prefix}/actor")),
+        ("critic", critic_params(f"{prefix}/critic")),
+        ("target", critic_params(f"{prefix}/target")),
+    ):
+        jax.tree.map(close, getattr(state, name), theirs)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_three_rounds(mode, spec, batch, monkeypatch):
+    agent, state = make_update(monkeypatch, spec, mode)
+    for i in range(3):
+        state, metrics = agent.update(state, batch, jax.random.key(i), policy=True)
+        close(metrics["critic_loss"], DATA[f"mlp/{mode}/critic_losses/{i}"])
+        close(metrics["actor_loss"], DATA[f"mlp/{mode}/actor_losses/{i}"])
+        if i == 2 or (i == 0 and has_first_round(mode)):
+            compare_params(state, f"mlp/{mode}/after{i + 1}")
+    assert state.updates == 3
+    assert state.skipped == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_gradients(mode, nets, spec, batch, monkeypatch):
+    """Read off Adam's first moment after one update: m = (1 - 0.9) * g.
+
+    PyTorch's actor loss also adds its gradient to the critics' `.grad`, and a file saved by
+    reference holds that sum; both are ours to compute.
+    """
+    agent, first = make_update(monkeypatch, spec, mode)
+    state, metrics = agent.update(first, batch, jax.random.key(0), policy=True)
+    close(metrics["critic_loss"], DATA[f"mlp/{mode}/critic_loss"])
+    close(metrics["actor_loss"], DATA[f"mlp/{mode}/actor_loss"])
+
+    grads = jax.tree.map(lambda m: m / 0.1, state.actor_opt[0].mu)
+    jax.tree.map(close, grads, layers(f"mlp/{mode}/actor_grad/", ACTOR))
+
+    z = dist.support(hp("v_min"), hp("v_max"), hp("num_atoms"))
+    action = nets.actor(first.actor, spec.actor_obs(batch.obs))
+
+    def through_critic(params):
+        logits = nets.critic(params, spec.critic_obs(batch.obs), action)
+        return actor_loss(z, logits, batch.weight, mode == "cdq")
+
+    critic = jax.tree.map(lambda m: m / 0.1, state.critic_opt[0].mu)
+    summed = jax.tree.map(jnp.add, critic, jax.grad(through_critic)(state.critic))
+    prefix = f"mlp/{mode}/critic_grad"
+    theirs = {f"q{i}": layers(f"{prefix}/qnet{i + 1}.", CRITIC) for i in range(2)}
+    out = ("q1", "out", "dense", "bias")
+    alike = np.allclose(leaf(critic, out), leaf(theirs, out), rtol=1e-3)
+    jax.tree.map(close, critic if alike else summed, theirs)
+
+
+def leaf(tree, path):
+    for name in path:
+        tree = tree[name]
+    return tree
+
+
+def test_observation_statistics():
+    stats = norm.init_stats(hp("n_obs"))
+    count = 0
+    for i in range(4):
+        x = jnp.asarray(DATA[f"obsnorm/{i}/x"])
+        stats = norm.update_stats(stats, x)
+        count += x.shape[0]
+        close(norm.normalize(stats, x), DATA[f"obsnorm/{i}/out"])
+        assert stats.total == count
+        if count == DATA[f"obsnorm/{i}/count"]:  # a file saved by reference has the last only
+            close(stats.mean, DATA[f"obsnorm/{i}/mean"][0])
+            close(stats.var, DATA[f"obsnorm/{i}/var"][0])
+    assert count == DATA["obsnorm/3/count"]
+
+
+def test_reward_statistics():
+    stats, g = norm.init_return_stats(), jnp.zeros(8)
+    for i in range(6):
+        reward = jnp.asarray(DATA[f"rewnorm/{i}/reward"])
+        done = jnp.asarray(DATA[f"rewnorm/{i}/done"]) > 0
+        g = norm.discounted_return(g, reward, done, hp("gamma"))
+        stats = norm.update_return_stats(stats, g)
+        close(jnp.sqrt(stats.stats.var), DATA[f"rewnorm/{i}/std"])
+        close(stats.max_abs, DATA[f"rewnorm/{i}/gmax"])
+        close(reward / norm.reward_scale(stats, 5.0), DATA[f"rewnorm/{i}/out"])
+
+
+@pytest.mark.parametrize("case", ["n1", "n3", "n3full"])
+def test_replay(case):
+    def get(name):
+        return jnp.asarray(DATA[f"replay/{case}/{name}"])
+
+    writes, capacity = get("writes").item(), get("capacity").item()
+    num_envs = get("write/reward").shape[1]
+    spec = EnvSpec(
+        "parity", hp("n_obs"), hp("n_act"), 1000, hp("n_critic_obs"), critic_sees_obs=False
+    )
+    cfg = ReplayConfig(
+        length=capacity, n_step=get("n_steps").item(), batch_size=4, store_next_obs=True
+    )
+    state = ring.init(spec, cfg, num_envs)
+    for i in range(writes):
+        done, truncated = get("write/done")[i] > 0, get("write/truncated")[i] > 0
+        state = ring.add(
+            state,
+            Transition(
+                obs=jnp.concatenate([get("write/obs")[i], get("write/critic_obs")[i]], -1),
+                action=get("write/action")[i],
+                reward=get("write/reward")[i],
+                terms=jnp.zeros((num_envs, 0)),
+                env_reward=get("write/reward")[i],
+                terminated=done & ~truncated,
+                truncated=truncated,
+                final_obs=jnp.concatenate(
+                    [get("write/next_obs")[i], get("write/next_critic_obs")[i]], -1
+                ),
+                valid=jnp.ones(num_envs, bool),
+            ),
+            store_next_obs=True,
+        )
+    starts = get("starts")
+    oldest = max(0, writes - capacity)
+    gamma = hp("gamma")
+    for e in range(num_envs):
+        batch = ring.windows(
+            state, starts - oldest, jnp.full(starts.shape, e), jnp.float32(gamma), cfg
+        )
+        close(batch.obs, jnp.concatenate([get("sample/obs")[e], get("sample/critic_obs")[e]], -1))
+        close(batch.action, get("sample/action")[e])
+        close(batch.reward, get("sample/reward")[e])
+        done, truncated = get("sample/done")[e] > 0, get("sample/truncated")[e] > 0
+        discount = gamma ** get("sample/n")[e] * (truncated | ~done)
+        close(batch.discount, discount)
+        kept = np.asarray(discount) > 0  # a terminated window needs no next observation
+        theirs = jnp.concatenate([get("sample/next_obs")[e], get("sample/next_critic_obs")[e]], -1)
+        close(batch.next_obs[kept], theirs[kept])
+        assert bool(jnp.all(batch.weight == 1))
