@@ -20,7 +20,7 @@ def make_evaluate(
     Ends as soon as every episode has. `return` is under the environment's own weights,
     `return_weighted` under those given. It reads the agent's state and nothing else of the run.
     """
-    spec, single = env.spec, env.env
+    spec, single = env.env.spec, env.env  # the environment's own episode length
     num = episodes or env.num_envs
     reset = jax.jit(jax.vmap(single.reset))
 

@@ -27,7 +27,8 @@ class EnvConfig:
     num_envs: int = 1024
     """Environments stepped together, over all devices."""
     episode_length: int | None = None
-    """Steps until the time limit (default: the environment's own)."""
+    """Steps until a training episode is cut off and bootstrapped through (default: the
+    environment's own, which evaluation always runs)."""
     impl: Literal["auto", "jax", "warp"] = "auto"
     """Physics back end; auto: warp on an NVIDIA GPU, jax elsewhere."""
     reset: Literal["pool", "step", "cached"] = "pool"
@@ -131,7 +132,7 @@ def batch_env(env: Env, cfg: EnvConfig) -> BatchEnv:
             pool=pool,
             pool_obs=pool_obs,
             cursor=jnp.zeros((), jnp.int32),
-            weights=weights,
+            weights=jnp.copy(weights),  # a state may be donated, this one may not
         )
 
     def fill(state: EnvState, at: Array, fresh: tuple[Any, Array]) -> EnvState:

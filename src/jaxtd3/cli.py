@@ -1,0 +1,205 @@
+"""The command `jaxtd3`: each subcommand's flags, and one line for every mistake.
+
+Nothing heavy is imported before the arguments are known to be right.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import tyro
+
+from jaxtd3 import flags
+from jaxtd3.errors import UserError, nearest
+from jaxtd3.startup import prepare
+
+
+def shown(metavar: str | None = None) -> Any:
+    """How a flag looks in --help: the text says what happens without it."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
+
+
+Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+Name = Annotated[str | None, shown("NAME")]
+Folder = Annotated[Path | None, shown("PATH")]
+Count = Annotated[int | None, shown("INT")]
+Switch = Annotated[bool, shown()]
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train a policy.
+
+    Settings come from the preset of the environment, the algorithm and the hardware; a --config
+    file changes them, flags change them last. The values shown are those before any preset.
+    """
+
+    env: Name = None
+    """Environment, as `jaxtd3 envs` lists them."""
+    algo: Name = None
+    """Algorithm (fasttd3)."""
+    profile: Name = None
+    """Hardware to choose sizes for: auto, cpu or gpu (auto)."""
+    config: Folder = None
+    """Saved config.json to start from."""
+    run_dir: Folder = None
+    """Folder of the run (runs/ENV-ALGO-SEED-TIME)."""
+    resume: Switch = False
+    """Go on from the newest good checkpoint in --run-dir."""
+    resume_from: Folder = None
+    """Go on from this checkpoint, in a new run."""
+    init_from: Folder = None
+    """Take the weights of this run's policy and critics, and nothing else."""
+    checkpoint_replay: Switch = True
+    """Keep the replay in checkpoints (on; off: smaller; a resume then collects anew)."""
+    reward: Annotated[
+        tuple[tuple[str, ...], ...],
+        tyro.conf.UseAppendAction,
+        shown("TERM=VALUE ..."),
+    ] = ()
+    """Weights of reward terms, as `jaxtd3 envs --env NAME` lists them."""
+    reward_preset: Name = None
+    """Reward weights to start from: default or tuned."""
+    video: Switch = True
+    """Film the policy at the end."""
+    wandb: Switch = False
+    """Log to Weights & Biases, offline where no key is set."""
+    tensorboard: Switch = False
+    """Write TensorBoard files into the run's folder."""
+    quiet: Switch = False
+    """Print the last line only."""
+    json: Switch = False
+    """Print the summary as one JSON object, and nothing else."""
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Run a trained policy without noise, one episode per environment."""
+
+    run: Run
+    """Folder of a run."""
+    episodes: Count = None
+    """Episodes (as in the run)."""
+    seed: Count = None
+    """Seed of the episodes (the run's)."""
+    best: Switch = False
+    """The checkpoint that evaluated best instead of the last one."""
+    json: Switch = False
+    """Print one JSON object."""
+
+
+@dataclass(frozen=True)
+class Render:
+    """Film a trained policy."""
+
+    run: Run
+    """Folder of a run."""
+    out: Annotated[Path, shown()] = Path("video.mp4")
+    """File to write, .mp4 or .gif (video.mp4)."""
+    steps: Count = None
+    """Steps to film (ten seconds' worth)."""
+    command: Annotated[tuple[float, ...], shown("X ...")] = ()
+    """Command to follow, such as 1 0 0 for walking ahead."""
+    camera: Name = None
+    """Camera of the model to film with."""
+    seed: Count = None
+    """Seed of the episode (the run's)."""
+    best: Switch = False
+    """The checkpoint that evaluated best instead of the last one."""
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write a trained policy as ONNX, and compare it with JAX."""
+
+    run: Run
+    """Folder of a run."""
+    out: Annotated[Path, shown()] = Path("policy.onnx")
+    """File to write (policy.onnx)."""
+    best: Switch = False
+    """The checkpoint that evaluated best instead of the last one."""
+
+
+@dataclass(frozen=True)
+class Envs:
+    """List the environments, or tell all about one."""
+
+    env: Name = None
+    """Environment to load and describe."""
+    details: Switch = False
+    """Load and describe every environment (takes minutes)."""
+    profile: Annotated[str, shown("NAME")] = "auto"
+    """Hardware whose presets are shown: auto, cpu or gpu (auto)."""
+    json: Switch = False
+    """Print JSON."""
+
+
+@dataclass(frozen=True)
+class Doctor:
+    """Check what this machine offers, and say what to do about what is missing."""
+
+    json: Switch = False
+    """Print JSON."""
+
+
+class Command(NamedTuple):
+    args: type
+    run: str  # "module:function", imported when called
+
+    def __call__(self, name: str, argv: Sequence[str]) -> int:
+        cls: type[Any] = flags.with_sections(self.args) if self.args is Train else self.args
+        args, given = flags.parse(cls, argv, prog=f"jaxtd3 {name}")
+        module, function = self.run.split(":")
+        return getattr(importlib.import_module(module), function)(args, given)
+
+
+COMMANDS = {
+    "train": Command(Train, "jaxtd3.train:train_command"),
+    "evaluate": Command(Evaluate, "jaxtd3.commands:evaluate_command"),
+    "render": Command(Render, "jaxtd3.commands:render_command"),
+    "export": Command(Export, "jaxtd3.commands:export_command"),
+    "envs": Command(Envs, "jaxtd3.commands:envs_command"),
+    "doctor": Command(Doctor, "jaxtd3.doctor:doctor_command"),
+}
+
+
+def usage() -> str:
+    """What `jaxtd3 --help` prints."""
+    lines = ["usage: jaxtd3 COMMAND [OPTIONS]", ""]
+    for name, command in COMMANDS.items():
+        lines.append(f"  {name:<10}{(command.args.__doc__ or '').splitlines()[0]}")
+    return "\n".join([*lines, "", "jaxtd3 COMMAND --help tells the options of each."])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code: 0 well, 1 failed, 2 asked wrongly."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    prepare()
+    try:
+        if not words or words[0] in ("-h", "--help"):
+            print(usage())
+            return 0 if words else 2
+        if words[0] not in COMMANDS:
+            raise UserError(nearest("command", words[0], COMMANDS))
+        return COMMANDS[words[0]](words[0], words[1:])
+    except UserError as error:
+        complain(error)
+        return 2
+    except BrokenPipeError:  # `jaxtd3 train --help | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def complain(error: Any) -> None:
+    """Say what is wrong, in one line."""
+    print("jaxtd3: error:", " ".join(str(error).split()), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

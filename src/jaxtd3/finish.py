@@ -1,0 +1,146 @@
+"""What a run leaves behind: rows, summary, curves, video, policy, report."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import math
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from jaxtd3 import __version__
+from jaxtd3.checkpoint import state_sha256
+from jaxtd3.logging import dumps
+from jaxtd3.rundir import POLICY_FILE, SUMMARY_FILE, VIDEO_FILE
+from jaxtd3.types import TrainState
+
+if TYPE_CHECKING:
+    from jaxtd3.trainer import Session
+
+LIBRARIES = ("jax", "jaxlib", "flax", "optax", "mujoco", "mujoco-mjx", "playground")
+
+
+def chunk_row(metrics: dict[str, float]) -> dict[str, float]:
+    """Sums over finished episodes to means; a chunk in which none finished has no mean."""
+    row = {k: v for k, v in metrics.items() if not k.endswith("_sum")}
+    count = metrics.get("episode/count", 0.0)
+    for name, total in metrics.items():
+        if name.endswith("_sum") and count > 0:
+            row[name.removesuffix("_sum")] = total / count
+    return row
+
+
+def thresholds(best: float, worst: float) -> list[float]:
+    """Round returns between the worst and the best: five or so, multiples of 1, 2 or 5."""
+    span = best - min(worst, 0.0)
+    if not span > 0:
+        return []
+    rough = span / 7
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough)
+    first = math.floor(min(worst, 0.0) / step) + 1
+    return [round(i * step, 9) for i in range(first, math.floor(best / step) + 1)]
+
+
+def seconds_to_return(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Training seconds until an evaluation first returned so much."""
+    curve = [(row["seconds"], row["eval/return"]) for row in rows]
+    curve = [(s, r) for s, r in curve if r is not None and math.isfinite(r)]
+    if not curve:
+        return {}
+    returns = [r for _, r in curve]
+    levels = thresholds(max(returns), min(returns))
+    return {f"{t:g}": next(s for s, r in curve if r >= t) for t in levels}
+
+
+def summarize(session: Session, state: TrainState, status: str) -> dict[str, Any]:
+    """The content of summary.json (see rundir.SUMMARY)."""
+    config, clock, rows = session.config, session.clock, session.rows
+    agent = state.agent
+    last = rows[-1] if rows else {}
+    returns = [row["eval/return"] for row in rows]
+    return {
+        "env": config.env.name,
+        "algo": config.algo,
+        "profile": config.profile,
+        "seed": config.run.seed,
+        "status": status,
+        "iterations": session.iteration,
+        "env_steps": session.env_steps,
+        "final_return": last.get("eval/return"),
+        "best_return": max(returns) if returns else None,
+        "final_length": last.get("eval/length"),
+        "start_seconds": session.start_seconds,
+        "compile_seconds": clock["compile"],
+        "train_seconds": clock["train"],
+        "env_steps_per_second": session.env_steps / clock["train"] if clock["train"] else 0.0,
+        "seconds_to_return": seconds_to_return(rows),
+        "times": dict(clock.seconds),
+        "devices": [device.device_kind for device in jax.devices()],
+        "versions": versions(),
+        "state_sha256": state_sha256(state),
+        "params_sha256": state_sha256((agent.actor, agent.critic, agent.target)),
+        "error": session.error,
+    }
+
+
+def versions() -> dict[str, str]:
+    return {"jaxtd3": __version__} | {n: importlib.metadata.version(n) for n in LIBRARIES}
+
+
+def write_artifacts(
+    session: Session, state: TrainState, status: str, summary: dict[str, Any]
+) -> Path | None:
+    """Video, policy, summary, curves, report; what cannot be made is told in one line each."""
+    run_dir, ui = session.run_dir, session.ui
+    video = None
+
+    def attempt(what: str, make: Callable[[], Any]) -> Any:
+        ui.update(stage=what)
+        try:
+            return make()
+        except Exception as error:
+            said = " ".join(str(error).split()) or type(error).__name__
+            ui.note(said if said.startswith("no ") else f"no {what}: {said}")
+            return None
+
+    if status in ("completed", "time_limit"):  # who interrupts does not want to wait
+        if session.options.video:
+            video = attempt("video", lambda: make_video(session, state))
+        if find_spec("onnx") and find_spec("onnxruntime"):
+            attempt("policy.onnx", lambda: make_policy(session, state))
+    attempt("summary.json", lambda: write_summary(run_dir, summary))
+    attempt("report", lambda: make_report(run_dir))
+    return video
+
+
+def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:
+    part = run_dir / (SUMMARY_FILE + ".part")
+    part.write_text(json.dumps(json.loads(dumps(summary)), indent=2) + "\n")
+    part.replace(run_dir / SUMMARY_FILE)
+
+
+def make_video(session: Session, state: TrainState) -> Path:
+    from jaxtd3.render import render_video
+
+    parts = session.parts
+    out = session.run_dir / VIDEO_FILE
+    return render_video(parts.eval_env, parts.agent, state.agent, session.keys.render, out)
+
+
+def make_policy(session: Session, state: TrainState) -> float:
+    from jaxtd3.export import export_onnx
+
+    out = session.run_dir / POLICY_FILE
+    return export_onnx(session.parts.env, state.agent, session.config.agent, out)
+
+
+def make_report(run_dir: Path) -> None:
+    """curves.png and report.html."""
+    from jaxtd3.report import write_report
+
+    write_report(run_dir)

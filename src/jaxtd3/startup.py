@@ -1,0 +1,37 @@
+"""What must be set before JAX starts: a compiler fix and the compile cache."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import os
+import time
+from pathlib import Path
+
+STARTED = time.perf_counter()  # near enough the start of the process
+
+# jaxlib 0.10 miscompiles a vmapped mat-vec + reduce on CPU at some sizes (jax issue 39103).
+CPU_FIX = "--xla_cpu_experimental_ynn_fusion_type="
+
+
+def prepare() -> None:
+    """Set the environment variables that JAX reads when it starts; what the user set stays."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    if CPU_FIX not in flags and _needs_fix():  # unknown flags would abort other versions
+        os.environ["XLA_FLAGS"] = f"{flags} {CPU_FIX}".strip()
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(default_cache()))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+    logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax: a failed save is told in one line
+    # XLA reports at length on the console when a cached program comes from a like machine.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+
+def default_cache() -> Path:
+    """Where compiled programs are kept between runs, unless JAX_COMPILATION_CACHE_DIR says."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    root = Path(base) if base else Path(os.path.expanduser("~")) / ".cache"
+    return root / "jaxtd3" / "jax"
+
+
+def _needs_fix() -> bool:
+    return importlib.metadata.version("jaxlib").split(".")[:2] == ["0", "10"]

@@ -1,0 +1,215 @@
+"""`python -m jaxtd3.train`: from flags to settings, from settings to a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jaxtd3.cli import Train, complain, main
+from jaxtd3.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from jaxtd3.config import Config
+    from jaxtd3.progress import Progress
+
+# What a resumed run must keep: it decides the shapes of the state, or what the state means.
+KEPT = (
+    "algo",
+    "seed",
+    "name",
+    "num_envs",
+    "episode_length",
+    "randomize",
+    "length",
+    "bf16",
+    "store_next_obs",
+    "num_atoms",
+    "actor_hidden",
+    "critic_hidden",
+    "num_critics",
+)
+
+
+def train_command(args: Train, given: Mapping[str, Any]) -> int:
+    """Run `jaxtd3 train`."""
+    from jaxtd3.logging import dumps
+    from jaxtd3.progress import make_progress
+    from jaxtd3.rundir import check_run_dir, default_run_dir
+
+    check_arguments(args, given)
+    if args.run_dir is not None:
+        check_run_dir(args.run_dir, args.resume)
+    config, notes = settings(args, given)
+    run_dir = args.run_dir or default_run_dir(config.env.name, config.algo, config.run.seed)
+    check_run_dir(run_dir, args.resume)
+    ui = make_progress(args.quiet, args.json)
+    line = None
+    try:
+        summary = run(config, notes, run_dir, args, ui)
+        line = last_line(summary, run_dir)
+    finally:
+        ui.finish(line)
+    if args.json:
+        print(dumps(summary))
+    if summary["error"]:
+        complain(summary["error"])
+    return 1 if summary["status"] == "failed" else 0
+
+
+def check_arguments(args: Train, given: Mapping[str, Any]) -> None:
+    """What can be said of the flags alone, before anything is loaded."""
+    from jaxtd3.logging import require_loggers
+
+    for name, value in given.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"--{name.replace('_', '-')} {value} is not finite")
+    if args.resume and args.run_dir is None:
+        raise UserError("--resume needs --run-dir")
+    sources = [args.resume, args.resume_from is not None, args.init_from is not None]
+    if sum(sources) > 1:
+        raise UserError("--resume, --resume-from and --init-from exclude each other")
+    parse_rewards(args.reward)
+    if args.reward_preset not in (None, "default", "tuned"):
+        raise UserError(nearest("reward preset", args.reward_preset, ("default", "tuned")))
+    require_loggers(args.wandb, args.tensorboard)
+
+
+def parse_rewards(groups: Iterable[Iterable[str]]) -> dict[str, float]:
+    """{'energy': -1e-4} of 'energy=-1e-4'."""
+    weights = {}
+    for text in (text for group in groups for text in group):
+        term, equals, value = text.partition("=")
+        try:
+            weights[term] = float(value)
+        except ValueError:
+            raise UserError(f"--reward {text}: write TERM=VALUE, as in energy=-0.001") from None
+        if not term or not equals or not math.isfinite(weights[term]):
+            raise UserError(f"--reward {text}: the value of {term!r} is not finite")
+    return weights
+
+
+def settings(args: Train, given: Mapping[str, Any]) -> tuple[Config, list[str]]:
+    """Preset, then file, then flags; and what is worth telling about it."""
+    from jaxtd3.config import field_names
+    from jaxtd3.presets import preset, tuned_reward
+    from jaxtd3.trainer import whole_chunks
+
+    base, saved = base_config(args)
+    labels: dict[str, str | None] = {"env": args.env, "algo": args.algo, "profile": args.profile}
+    if base is not None:
+        own = {"env": base.env.name, "algo": base.algo, "profile": base.profile}
+        for name, value in labels.items():
+            if value not in (None, own[name]) and (name, value) != ("profile", "auto"):
+                raise UserError(f"--{name} {value}: the settings to start from are of {own[name]}")
+        labels |= own
+    env, algo, profile = labels["env"], labels["algo"] or "fasttd3", labels["profile"] or "auto"
+    if env is None:
+        raise UserError("--env is missing: `jaxtd3 envs` lists the environments")
+    changes = flat_fields(base) if base is not None else {}
+    known = field_names()
+    changes |= {k: v for k, v in given.items() if k in known}
+    changes.pop("name", None)
+    config = preset(env, algo, profile, **changes)
+    weights = config.env.weights
+    if args.reward_preset is not None:
+        weights = tuned_reward(env) if args.reward_preset == "tuned" else {}
+    config = config.override({"weights": {**weights, **parse_rewards(args.reward)}})
+    config, notes = whole_chunks(config)
+    if saved is not None:
+        notes += compare_saved(saved, config)
+    return config, notes
+
+
+def base_config(args: Train) -> tuple[Config | None, Config | None]:
+    """The settings to start from, if any; and those of the run to go on with, if any."""
+    from jaxtd3.checkpoint import read_meta
+    from jaxtd3.config import config_from_dict, load_config
+    from jaxtd3.rundir import CONFIG_FILE
+
+    saved = None
+    if args.resume and args.run_dir is not None and (args.run_dir / CONFIG_FILE).exists():
+        saved = load_config(args.run_dir / CONFIG_FILE)
+    if args.resume_from is not None:
+        meta = read_meta(args.resume_from)
+        saved = config_from_dict(meta.get("config"), f"{args.resume_from}: config")
+    base = load_config(args.config) if args.config is not None else saved
+    return base, saved
+
+
+def flat_fields(config: Config) -> dict[str, Any]:
+    """Every field of every section by its short name."""
+    from jaxtd3.config import SECTIONS
+
+    sections = (getattr(config, section) for section in SECTIONS)
+    return {f.name: getattr(s, f.name) for s in sections for f in dataclasses.fields(s)}
+
+
+def compare_saved(saved: Config, config: Config) -> list[str]:
+    """What changed since the run was started; refused where it cannot."""
+    old = {"algo": saved.algo, **flat_fields(saved)}
+    new = {"algo": config.algo, **flat_fields(config)}
+    changed = {k: f"{k}: {old[k]} -> {new[k]}" for k in new if old[k] != new[k]}
+    refused = [text for name, text in changed.items() if name in KEPT]
+    if refused:
+        raise UserError(f"a resumed run cannot change {'; '.join(refused)}")
+    return [f"changed since: {text}" for text in changed.values()]
+
+
+def run(config: Config, notes: list[str], run_dir: Path, args: Train, ui: Progress) -> dict:
+    """Load, tell, check, train."""
+    import jax
+
+    from jaxtd3 import memory
+    from jaxtd3.trainer import Options, Session, build
+
+    ui.update(title=f"{config.env.name} · {config.algo} · seed {config.run.seed}")
+    ui.stage("loading")
+    parts = build(config)
+    for line in [*notes, *describe(config), *memory.describe(config, parts.env.spec, parts.shapes)]:
+        ui.note(line)
+    meshes = getattr(parts.env.env, "meshes", None)
+    if meshes is not None and meshes.robots:
+        ui.note(f"meshes: {meshes}")
+    memory.check(config, parts.shapes)
+    options = Options(**{f.name: getattr(args, f.name) for f in dataclasses.fields(Options)})
+    try:
+        return Session(parts, run_dir, options, ui).run()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise UserError("out of memory: lower --num-envs, --length or --batch-size") from error
+
+
+def describe(config: Config) -> list[str]:
+    """The picked settings, in short."""
+    run, env, agent, loop = config.run, config.env, config.agent, config.loop
+    limit = f" or {run.max_time:g} s" if run.max_time else ""
+    return [
+        f"{env.name}: {config.algo}, profile {config.profile}, seed {run.seed}, "
+        f"{run.iterations:,} iterations{limit}",
+        f"{env.num_envs} envs, batch {config.replay.batch_size}, {loop.critic_updates} critic and "
+        f"{loop.policy_updates} policy updates, actor {agent.actor_hidden}, critics "
+        f"{agent.num_critics} x {agent.critic_hidden}, gamma {agent.gamma:g}, "
+        f"{config.replay.n_step}-step, {agent.compute}",
+    ]
+
+
+def last_line(summary: Mapping[str, Any], run_dir: Path) -> str:
+    """How it went, in one line."""
+    returned = summary["final_return"]
+    shown = "no evaluation" if returned is None else f"return {returned:.2f}"
+    if returned is not None and summary["best_return"] > returned:
+        shown += f" (best {summary['best_return']:.2f})"
+    return (
+        f"{summary['status']}: {summary['iterations']:,} iterations, {shown}, "
+        f"{summary['env_steps_per_second']:,.0f} env steps/s, trained "
+        f"{summary['train_seconds']:.1f} s, compiled {summary['compile_seconds']:.1f} s: {run_dir}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(["train", *sys.argv[1:]]))

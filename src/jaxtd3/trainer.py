@@ -1,0 +1,382 @@
+"""The host loop: chunks, evaluations, checkpoints, logs, signals. Sole owner of I/O in training.
+
+Whatever decides the course of a run depends on the seed and the iteration alone, never on the
+clock: so a resumed run, and a run with other evaluations or logs, ends with the same bits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxtd3 import finish, memory
+from jaxtd3 import logging as logs
+from jaxtd3.checkpoint import CheckpointStore, RunLock, read_meta, restore_agent, restore_from
+from jaxtd3.clock import Clock, compile_log
+from jaxtd3.config import Config
+from jaxtd3.envs import make_env
+from jaxtd3.envs.base import reward_weights
+from jaxtd3.errors import UserError
+from jaxtd3.evaluate import make_evaluate
+from jaxtd3.progress import Progress, duration
+from jaxtd3.replay import make_replay
+from jaxtd3.rundir import CONFIG_FILE, METRICS_FILE, create_run_dir
+from jaxtd3.signals import StopSignals
+from jaxtd3.startup import STARTED
+from jaxtd3.td3 import Hyper, fast_td3
+from jaxtd3.train_step import TrainFns, make_chunk, make_train_step
+from jaxtd3.types import Agent, Array, BatchEnv, Metrics, Replay, TrainState
+
+REFILL = 64  # slabs collected before learning, where a checkpoint had no replay
+
+
+class Keys(NamedTuple):
+    """One key per purpose."""
+
+    init: Array
+    refresh: Array
+    evaluate: Array
+    render: Array
+
+
+def run_keys(seed: int) -> Keys:
+    """All random numbers of a run come from these."""
+    return Keys(*jax.random.split(jax.random.key(seed), len(Keys._fields)))
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a run does beside training; none of it changes a bit of the result."""
+
+    resume: bool = False
+    resume_from: Path | None = None
+    init_from: Path | None = None
+    checkpoint_replay: bool = True
+    video: bool = True
+    wandb: bool = False
+    tensorboard: bool = False
+
+
+class Parts(NamedTuple):
+    """A run's parts, nothing allocated yet."""
+
+    config: Config
+    env: BatchEnv
+    eval_env: BatchEnv
+    agent: Agent
+    replay: Replay
+    fns: TrainFns
+    shapes: TrainState  # of jax.ShapeDtypeStruct
+    evaluate: Callable[[Any, Array, Array], Metrics]
+
+
+def build(config: Config) -> Parts:
+    """Load and bind the parts; a setting that does not fit them is the user's error."""
+    try:
+        env = make_env(config.env)
+        eval_env = env
+        if config.env.push:  # evaluations are not disturbed
+            eval_env = make_env(replace(config.env, push=False))
+        agent = fast_td3(env.spec, config.agent)
+        replay = make_replay(env.spec, config.replay)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    agent = agent._replace(init=jax.jit(agent.init))  # one program instead of many small ones
+    replay = replay._replace(init=jax.jit(replay.init, static_argnums=0))
+    fns = make_train_step(env, agent, replay, config.loop)
+    shapes = jax.eval_shape(fns.init, jax.random.key(0))
+    evaluate = make_evaluate(eval_env, agent, config.run.eval_episodes)
+    return Parts(config, env, eval_env, agent, replay, fns, shapes, evaluate)
+
+
+def whole_chunks(config: Config) -> tuple[Config, list[str]]:
+    """Settings under which everything happens between chunks of one length, and what changed."""
+    run = config.run
+    bounds = [run.iterations, run.eval_every, run.checkpoint_every, run.log_every]
+    chunk = min(n for n in bounds if n)
+    changes = {"log_every": chunk}
+    for name in ("iterations", "eval_every", "checkpoint_every"):
+        changes[name] = math.ceil(getattr(run, name) / chunk) * chunk
+    changes = {k: v for k, v in changes.items() if v != getattr(run, k)}
+    notes = [f"{k}: {getattr(run, k)} -> {v}, for whole chunks" for k, v in changes.items()]
+    return config.override(changes), notes
+
+
+class Session:
+    """One run on the host, from the first compilation to the last file."""
+
+    def __init__(self, parts: Parts, run_dir: Path, options: Options, ui: Progress):
+        self.parts, self.options, self.ui = parts, options, ui
+        self.run_dir = run_dir.absolute()  # Orbax takes no other
+        self.config = parts.config
+        self.clock, self.keys = Clock(), run_keys(parts.config.run.seed)
+        self.iteration = self.updates = self.skipped = 0
+        self.rows: list[dict[str, Any]] = []  # those with an evaluation
+        self.saved: int | None = None
+        self.error: str | None = None
+
+    def run(self) -> dict[str, Any]:
+        """Train, and leave a complete run directory; the summary."""
+        with contextlib.ExitStack() as stack:
+            stop = stack.enter_context(StopSignals(self.ui.note))
+            if self.options.resume:
+                stack.enter_context(RunLock(self.run_dir))
+            earlier = self.earlier_state()
+            compiled = self.compile()
+            if not self.options.resume:
+                create_run_dir(self.run_dir)
+                stack.enter_context(RunLock(self.run_dir))
+            self.store = CheckpointStore(self.run_dir, self.config.run.keep)
+            stack.callback(self.store.close)
+            state = self.start(earlier)
+            self.logs = self.open_logs()
+            self.start_seconds = time.perf_counter() - STARTED
+            self.ui.note(f"training begins {self.start_seconds:.1f} s after the start")
+            state, status = self.loop(compiled, state, stop)
+            return self.finish(state, status)
+
+    # --- before ---------------------------------------------------------------------------------
+
+    def compile(self) -> Callable[[TrainState], tuple[TrainState, Any]]:
+        """The chunk, compiled ahead of any allocation; refused if it would not fit."""
+        self.ui.stage("compiling")
+        before, hits = self.clock["compile"], compile_log().hits
+        chunk: Any = make_chunk(self.parts.fns.train_step, self.config.run.log_every)
+        with self.clock("compile"):
+            compiled = chunk.lower(self.parts.shapes).compile()
+        seconds = self.clock["compile"] - before
+        how = "from the cache" if compile_log().hits > hits else "not in the cache yet"
+        self.ui.note(f"compiled the training program in {duration(seconds)} ({how})")
+        usage = compiled.memory_analysis()
+        workspace = getattr(usage, "temp_size_in_bytes", 0)
+        memory.check(self.config, self.parts.shapes, workspace)
+        return compiled
+
+    def earlier_state(self) -> Any:
+        """What this run or another one left, read before anything is compiled or written.
+
+        A whole state to go on with, an agent's state to take weights from, or None.
+        """
+        options = self.options
+        if options.resume and any((self.run_dir / "checkpoints").glob("[0-9]*")):
+            return self.restore(self.run_dir)
+        if options.resume_from is not None:
+            return self.restore(options.resume_from.absolute())
+        if options.init_from is not None:
+            return restore_agent(options.init_from.absolute(), self.parts.shapes.agent)
+        return None
+
+    def restore(self, path: Path) -> TrainState:
+        """The state of the newest good checkpoint, under this run's traced settings."""
+        template = self.parts.shapes
+        if not read_meta(path)["replay"]:
+            template = template.replace(replay=self.parts.replay.init(self.config.env.num_envs))
+        found = restore_from(path, template)
+        for line in found.skipped:
+            self.ui.note(f"passed over {line}")
+        self.clock.add(found.meta.get("clock"))
+        self.iteration = found.iteration
+        cfg = self.config.agent
+        hyper = Hyper(**{name: jnp.float32(getattr(cfg, name)) for name in Hyper._fields})
+        weights = reward_weights(self.parts.env.spec, self.config.env.weights)
+        state = found.state.replace(
+            agent=found.state.agent.replace(hyper=hyper),
+            env=found.state.env.replace(weights=weights),
+        )
+        self.ui.note(f"resumed at iteration {self.iteration:,} from {found.path}")
+        return state if found.replay else self.refill(state)
+
+    def refill(self, state: TrainState) -> TrainState:
+        """Collect with the restored policy until there is something to learn from."""
+        steps = min(self.config.replay.length, max(REFILL, self.config.loop.warmup))
+        self.ui.note(f"the checkpoint has no replay: collecting {steps} steps per environment")
+        with self.clock("other"):
+            return make_chunk(self.parts.fns.collect_step, steps)(state)[0]
+
+    def start(self, earlier: Any) -> TrainState:
+        """The first state: new, resumed, or with another run's weights."""
+        self.ui.stage("warming up")
+        state = earlier
+        if not isinstance(earlier, TrainState):
+            with self.clock("other"):
+                state = self.parts.fns.init(self.keys.init)
+            if earlier is not None:
+                names = ("actor", "critic", "target", "obs_stats", "return_stats")
+                taken = {name: getattr(earlier, name) for name in names}
+                state = state.replace(agent=state.agent.replace(**taken))
+                self.ui.note(f"weights from {self.options.init_from}")
+        self.updates, self.skipped = int(state.agent.updates), int(state.agent.skipped)
+        try:
+            self.config.save(self.run_dir / CONFIG_FILE)
+            rows = logs.truncate_rows(self.run_dir / METRICS_FILE, self.iteration)
+        except OSError as error:
+            raise UserError(f"cannot write to {self.run_dir}: {error.strerror}") from error
+        self.rows = [row for row in rows if row.get("eval/return") is not None]
+        return state
+
+    def open_logs(self) -> list[Any]:
+        opened: list[Any] = [logs.JsonlLog(self.run_dir / METRICS_FILE)]
+        if self.options.tensorboard:
+            opened.append(logs.TensorboardLog(self.run_dir))
+        if self.options.wandb:
+            wandb = logs.WandbLog(self.run_dir, self.config.to_dict(), self.run_dir.name)
+            self.ui.note(f"wandb: {wandb.mode}")
+            opened.append(wandb)
+        return opened
+
+    # --- during ---------------------------------------------------------------------------------
+
+    def loop(self, compiled: Callable, state: TrainState, stop: StopSignals):
+        """Chunks until something ends it: (state, status)."""
+        run = self.config.run
+        self.show()
+        status = self.over(stop)
+        while status is None:
+            state, row = self.chunk(compiled, state)
+            status = "failed" if self.error else self.over(stop)
+            ended = status in ("completed", "time_limit")
+            if ended or (not self.error and self.due(run.eval_every)):
+                row |= self.evaluate(state)
+                self.rows.append(row)
+            self.write(row)
+            if not self.error and (status or self.due(run.checkpoint_every)):
+                self.save(state, row.get("eval/return"))
+        return state, status
+
+    def over(self, stop: StopSignals) -> str | None:
+        """The status to end with, if it is time to."""
+        run = self.config.run
+        if self.iteration >= run.iterations:
+            return "completed"
+        if stop.asked:
+            return "interrupted"
+        if run.max_time is not None and self.clock["train"] >= run.max_time:
+            return "time_limit"
+        return None
+
+    def due(self, every: int) -> bool:
+        return every > 0 and self.iteration % every == 0
+
+    def chunk(self, compiled: Callable, state: TrainState) -> tuple[TrainState, dict[str, Any]]:
+        """One chunk, one transfer, one row of metrics."""
+        before = self.clock["train"]
+        with self.clock("train"):
+            if self.iteration:  # the first pool is fresh
+                key = jax.random.fold_in(self.keys.refresh, self.iteration)
+                state = state.replace(env=self.parts.env.refresh(state.env, key))
+            state, metrics = compiled(state)
+            counters = state.agent.updates, state.agent.skipped
+            metrics, (updates, skipped) = jax.device_get((metrics, counters))
+        self.iteration += self.config.run.log_every
+        row = finish.chunk_row({k: float(v) for k, v in metrics.items()})
+        row["train/skipped"] = int(skipped) - self.skipped
+        if row["train/skipped"] and int(updates) == self.updates:
+            self.fail(row)
+        self.updates, self.skipped = int(updates), int(skipped)
+        return state, self.times(self.clock["train"] - before) | row
+
+    def fail(self, row: dict[str, Any]) -> None:
+        """Every update of a chunk was refused: say by what, and where the last good state is."""
+        bad = [k for k, v in row.items() if k.startswith("train/") and not math.isfinite(v)]
+        self.store.wait()
+        last = self.store.list()
+        where = f"last good checkpoint: {last[0].path}" if last else "no checkpoint yet"
+        what = ", ".join(bad) or "the loss"
+        self.error = f"{what} not finite, every update of a chunk was skipped; {where}"
+
+    @property
+    def env_steps(self) -> int:
+        return self.iteration * self.config.loop.collect_steps * self.config.env.num_envs
+
+    def times(self, spent: float) -> dict[str, Any]:
+        """What every row begins with; `spent` seconds were this chunk's."""
+        rate = self.config.run.log_every / max(spent, 1e-9)
+        steps = self.config.loop.collect_steps * self.config.env.num_envs
+        return {
+            "iteration": self.iteration,
+            "env_steps": self.env_steps,
+            "seconds": self.clock["train"],
+            "compile_seconds": self.clock["compile"],
+            "time/env_steps_per_second": rate * steps,
+            "time/iterations_per_second": rate,
+            **{f"time/{name}": self.clock[name] for name in ("eval", "checkpoint", "other")},
+        }
+
+    def evaluate(self, state: TrainState) -> dict[str, float]:
+        """The run's evaluation: always the same episodes, no bit of the run's state changed."""
+        self.ui.update(stage="evaluating")
+        with self.clock("eval"):
+            metrics = self.parts.evaluate(state.agent, state.env.weights, self.keys.evaluate)
+            metrics = jax.device_get(metrics)
+        return {f"eval/{name}": float(value) for name, value in metrics.items()}
+
+    def write(self, row: dict[str, Any]) -> None:
+        with self.clock("other"):
+            for log in self.logs:
+                log.write(row)
+        unwritten = self.logs[0].error
+        if unwritten:
+            self.ui.note(f"metrics not written: {unwritten}; kept for later")
+        self.show(row)
+
+    def show(self, row: dict[str, Any] | None = None) -> None:
+        """Tell the progress display."""
+        run = self.config.run
+        changes: dict[str, Any] = {"iteration": self.iteration, "env_steps": self.env_steps}
+        if row is not None:
+            left = (run.iterations - self.iteration) / row["time/iterations_per_second"]
+            if run.max_time is not None:
+                left = min(left, run.max_time - self.clock["train"])
+            changes |= {"rate": row["time/env_steps_per_second"], "left": max(left, 0.0)}
+            if "eval/return" in row:
+                changes |= {"returned": row["eval/return"], "length": row["eval/length"]}
+        stage = "warming up" if self.iteration < self.config.loop.warmup else "training"
+        self.ui.update(iterations=run.iterations, stage=stage, **(changes if row else {}))
+
+    def save(self, state: TrainState, returned: float | None) -> None:
+        """Start writing a checkpoint; whether the last one was written is told now."""
+        self.store.wait()
+        self.check_saved()
+        with self.clock("checkpoint"):
+            meta = {"config": self.config.to_dict(), "clock": dict(self.clock.seconds)}
+            self.store.save(
+                state,
+                iteration=self.iteration,
+                meta=meta,
+                best=returned,
+                with_replay=self.options.checkpoint_replay,
+            )
+        self.saved = self.iteration
+
+    def check_saved(self) -> bool:
+        if self.store.last_error:
+            self.ui.note(f"checkpoint not written: {self.store.last_error}; training goes on")
+            self.saved = None
+        return not self.store.last_error
+
+    # --- after ----------------------------------------------------------------------------------
+
+    def finish(self, state: TrainState, status: str) -> dict[str, Any]:
+        """Everything that is left when training ends."""
+        self.ui.update(stage="saving")
+        with self.clock("checkpoint"):
+            self.store.wait()
+        if status != "failed" and not (self.check_saved() and self.saved == self.iteration):
+            self.save(state, None)
+            self.store.wait()
+            if not self.check_saved():
+                status, self.error = "failed", f"no checkpoint: {self.store.last_error}"
+        summary = finish.summarize(self, state, status)
+        video = finish.write_artifacts(self, state, status, summary)
+        for log in self.logs:
+            with contextlib.suppress(Exception):  # a logger's end never fails the run
+                log.close(summary, video)
+        return summary
