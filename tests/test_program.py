@@ -96,8 +96,8 @@ def test_no_key_is_used_twice():
 
 
 def test_the_ring_is_updated_in_place():
-    """With a ring of over 200 MB: it is aliased to its argument, and scratch stays below a fifth."""
-    cfg, env, fns = build(num_envs=64, length=131_072, batch_size=256)
+    """A ring of over 200 MB is aliased to its argument, and scratch stays below a fifth of it."""
+    cfg, env, fns = build(num_envs=64, length=140_000, batch_size=256)
     size = ring.nbytes(env.spec, cfg.replay, 64)
     assert size > 200e6
     state = jax.eval_shape(fns.init, jax.random.key(0))
@@ -173,4 +173,4 @@ def test_g1_lowers_for_cuda(impl):
     lowered = chunk.trace(state).lower(lowering_platforms=("cuda",))
     text = lowered.as_text()
     assert "stablehlo.while" in text
-    assert ("warp" in text) == (impl == "warp")
+    assert ("@jax_callable" in text) == (impl == "warp")  # Warp kernels enter as foreign calls

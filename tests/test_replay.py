@@ -108,7 +108,7 @@ def test_every_field_equals_the_model(seed, writes, n_step, limit, bf16, bootstr
     assert int(ring.num_starts(state, cfg)) == size - 1
     offset, env = (x.ravel() for x in np.meshgrid(np.arange(length - 1), np.arange(num_envs)))
     batch = jax.device_get(WINDOWS(state, offset, env, jnp.float32(gamma), cfg=cfg))
-    near = dict(rtol=1e-2, atol=1e-2) if bf16 else dict(rtol=1e-5, atol=1e-6)
+    near = {"rtol": 1e-2, "atol": 1e-2} if bf16 else {"rtol": 1e-5, "atol": 1e-6}
     for i, (o, e) in enumerate(zip(offset, env, strict=True)):
         if o >= size - 1:
             continue

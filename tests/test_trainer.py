@@ -147,7 +147,10 @@ def test_summary_schema(whole):
     returns = [row["eval/return"] for row in rows if "eval/return" in row]
     assert found["final_return"] == returns[-1]
     assert found["best_return"] == max(returns)
-    assert found["times"].keys() == {"compile", "train", "eval", "checkpoint", "other"}
+    times = found["times"]
+    parts = {"compile", "train", "collect", "update", "eval", "checkpoint", "other"}
+    assert times.keys() == parts
+    assert times["collect"] + times["update"] == pytest.approx(times["train"])
 
 
 def test_saved_config_reproduces_the_run(whole, tmp_path):

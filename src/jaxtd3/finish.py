@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import math
+import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +17,7 @@ from jaxtd3 import __version__
 from jaxtd3.checkpoint import state_sha256
 from jaxtd3.logging import dumps
 from jaxtd3.rundir import POLICY_FILE, SUMMARY_FILE, VIDEO_FILE
+from jaxtd3.train_step import make_learn, update_plan
 from jaxtd3.types import TrainState
 
 if TYPE_CHECKING:
@@ -61,6 +63,9 @@ def summarize(session: Session, state: TrainState, status: str) -> dict[str, Any
     """The content of summary.json (see rundir.SUMMARY)."""
     config, clock, rows = session.config, session.clock, session.rows
     agent = state.agent
+    times = dict(clock.seconds)
+    if status in ("completed", "time_limit"):
+        times |= split_train(session, state)
     last = rows[-1] if rows else {}
     returns = [row["eval/return"] for row in rows]
     return {
@@ -79,13 +84,33 @@ def summarize(session: Session, state: TrainState, status: str) -> dict[str, Any
         "train_seconds": clock["train"],
         "env_steps_per_second": session.env_steps / clock["train"] if clock["train"] else 0.0,
         "seconds_to_return": seconds_to_return(rows),
-        "times": dict(clock.seconds),
+        "times": times,
         "devices": [device.device_kind for device in jax.devices()],
         "versions": versions(),
         "state_sha256": state_sha256(state),
         "params_sha256": state_sha256((agent.actor, agent.critic, agent.target)),
         "error": session.error,
     }
+
+
+def split_train(session: Session, state: TrainState, repeats: int = 3) -> dict[str, float]:
+    """Training seconds as collect and update.
+
+    In the fused program they have no border: an iteration's updates are timed alone, on the final
+    state, and the rest of the time was collecting.
+    """
+    parts, run = session.parts, session.config.run
+    learn = make_learn(parts.agent, parts.replay, session.config.loop)
+    plan = update_plan(session.config.loop)
+    updates = jax.jit(lambda state, key: learn(state, key, plan)[0])
+    key = jax.random.key(run.seed)
+    jax.block_until_ready(updates(state, key))
+    begin = time.perf_counter()
+    for _ in range(repeats):
+        jax.block_until_ready(updates(state, key))
+    alone = (time.perf_counter() - begin) / repeats * session.iteration
+    total = session.clock["train"]
+    return {"update": min(alone, total), "collect": max(total - alone, 0.0)}
 
 
 def versions() -> dict[str, str]:

@@ -20,12 +20,14 @@ ALGORITHMS: dict[str, Changes] = {
     "fasttd3": {},  # the defaults of the config sections are FastTD3's
 }
 
+# Patterns are matched against `suite/env`, the suites being locomotion, manipulation, dm_control
+# and own. All rows that match apply, in order.
+
 # FastTD3's settings per environment (published sizes, for a GPU).
 ENVIRONMENTS: list[tuple[str, Changes]] = [
     ("*", {"num_envs": 1024, "length": 10240, "gamma": 0.97, "v_min": -10.0, "v_max": 10.0}),
-    ("*Joystick*", {"iterations": 100_000}),
     (
-        "Go1*",
+        "*/Go1*",
         {
             "iterations": 50_000,
             "sigma_min": 0.2,
@@ -36,7 +38,7 @@ ENVIRONMENTS: list[tuple[str, Changes]] = [
         },
     ),
     (
-        "LeapCubeReorient",
+        "*/LeapCubeReorient",
         {
             "n_step": 3,
             "gamma": 0.99,
@@ -46,24 +48,24 @@ ENVIRONMENTS: list[tuple[str, Changes]] = [
             "cdq": False,
         },
     ),
-    ("LeapCubeRotateZAxis", {"gamma": 0.99, "policy_noise": 0.2, "cdq": False}),
+    ("*/LeapCubeRotateZAxis", {"gamma": 0.99, "policy_noise": 0.2, "cdq": False}),
+    (
+        "dm_control/*",  # rewards are in [0, 1] a step: with gamma 0.99 values are in [0, 100]
+        {
+            "iterations": 20_000,
+            "n_step": 3,
+            "gamma": 0.99,
+            "v_min": 0.0,
+            "v_max": 100.0,
+            "sigma_min": 0.1,
+            "policy_noise": 0.1,
+            "stagger": True,
+        },
+    ),
+    ("own/Pendulum", {"iterations": 2_000, "gamma": 0.99, "v_min": -500.0, "v_max": 0.0}),
 ]
 
-# dm_control's rewards are in [0, 1] a step: with gamma 0.99 values are in [0, 100].
-DM_CONTROL: Changes = {
-    "iterations": 20_000,
-    "n_step": 3,
-    "gamma": 0.99,
-    "v_min": 0.0,
-    "v_max": 100.0,
-    "sigma_min": 0.1,
-    "sigma_max": 0.4,
-    "policy_noise": 0.1,
-}
-
-OWN: Changes = {"v_min": -500.0, "v_max": 0.0, "gamma": 0.99, "iterations": 2_000}
-
-# Tens of environments, small networks, minutes. Rows are tried in order, all that match apply.
+# For two cores: small networks and batches, high learning rates, more updates per step.
 PROFILES: dict[str, list[tuple[str, Changes]]] = {
     "gpu": [("*", {"compute": "bf16"})],
     "cpu": [
@@ -72,16 +74,42 @@ PROFILES: dict[str, list[tuple[str, Changes]]] = {
             {
                 "num_envs": 64,
                 "length": 2048,
-                "batch_size": 1024,
+                "batch_size": 512,
+                "critic_updates": 4,
+                "policy_updates": 2,
                 "critic_hidden": 256,
                 "actor_hidden": 128,
-                "iterations": 5_000,
+                "num_atoms": 51,
+                "actor_lr": 5e-4,
+                "actor_lr_end": 5e-4,
+                "critic_lr": 5e-4,
+                "critic_lr_end": 5e-4,
+                "weight_decay": 0.01,
+                "iterations": 2_000,
                 "log_every": 50,
-                "eval_every": 500,
+                "eval_every": 250,
                 "eval_episodes": 64,
                 "checkpoint_every": 1_000,
             },
         ),
+        (
+            "dm_control/*",
+            {
+                "num_envs": 256,
+                "length": 512,
+                "policy_updates": 4,
+                "critic_hidden": 128,
+                "actor_hidden": 64,
+                "actor_lr": 1e-3,
+                "actor_lr_end": 1e-3,
+                "critic_lr": 1e-3,
+                "critic_lr_end": 1e-3,
+                "weight_decay": 0.001,
+                "n_step": 5,
+                "sigma_max": 1.0,
+            },
+        ),
+        ("dm_control/Cheetah*", {"iterations": 6_000, "cdq": False}),
     ],
 }
 
@@ -116,10 +144,20 @@ def tuned_reward(env: str) -> Mapping[str, float]:
     raise UserError(f"{env} has no tuned reward: only {', '.join(TUNED_REWARDS)} have")
 
 
+def suite_of(env: str) -> str:
+    """locomotion, manipulation, dm_control or own."""
+    from mujoco_playground import dm_control_suite, locomotion, manipulation
+
+    suites = {
+        "locomotion": locomotion,
+        "manipulation": manipulation,
+        "dm_control": dm_control_suite,
+    }
+    return next((name for name, suite in suites.items() if env in suite.ALL_ENVS), "own")
+
+
 def preset(env: str, algo: str = "fasttd3", profile: str = "auto", **changes: Any) -> Config:
     """The settings for an environment, with `changes` by field name (`num_envs=64`)."""
-    from mujoco_playground import dm_control_suite
-
     if env not in env_names():
         raise UserError(nearest("env", env, env_names()))
     if algo not in ALGORITHMS:
@@ -128,14 +166,9 @@ def preset(env: str, algo: str = "fasttd3", profile: str = "auto", **changes: An
         profile = detect_profile()
     if profile not in PROFILES:
         raise UserError(nearest("profile", profile, PROFILES))
-    rows = [*ENVIRONMENTS]
-    if env in dm_control_suite.ALL_ENVS:
-        rows.append((env, DM_CONTROL))
-    elif env == "Pendulum":
-        rows.append((env, OWN))
     flat: dict[str, Any] = {"env.name": env, **ALGORITHMS[algo]}
-    for pattern, row in rows + PROFILES[profile]:
-        if fnmatchcase(env, pattern):
+    for pattern, row in ENVIRONMENTS + PROFILES[profile]:
+        if fnmatchcase(f"{suite_of(env)}/{env}", pattern):
             flat |= row
     flat |= changes
     config = Config(algo=algo, profile=profile).override(flat)

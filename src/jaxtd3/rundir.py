@@ -60,7 +60,7 @@ SUMMARY: dict[str, Any] = {
     "train_seconds": float,
     "env_steps_per_second": float,
     "seconds_to_return": dict,  # "20": training seconds until an evaluation returned 20 or more
-    "times": dict,  # compile, train, eval, checkpoint, other
+    "times": dict,  # seconds: compile, train (= collect + update), eval, checkpoint, other
     "devices": list,  # names, one per device
     "versions": dict,
     "state_sha256": str,  # of the whole TrainState: equal exactly when two runs are

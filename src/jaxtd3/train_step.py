@@ -71,11 +71,44 @@ def make_noise(cfg: LoopConfig) -> Noise:
     return exploration.mixed_noise(cfg.sigma_min, cfg.sigma_max)
 
 
+def make_learn(agent: Agent, replay: Replay, cfg: LoopConfig) -> Callable[..., tuple[Any, Metrics]]:
+    """learn(state, key, plan) -> (agent_state, metrics): the updates alone, no environment."""
+
+    def learn(state: TrainState, key: Array, plan: tuple[bool, ...]) -> tuple[Any, Metrics]:
+        """One critic update per entry of `plan`; the policy learns where it says True."""
+        learning = state.iteration >= cfg.warmup
+
+        def one(agent_state: Any, key: Array, policy: bool) -> tuple[Any, Metrics]:
+            key_sample, key_update = jax.random.split(key)
+            batch = replay.sample(state.replay, key_sample, agent_state.hyper.gamma)
+            batch = batch._replace(weight=jnp.where(learning, batch.weight, 0.0))
+            return agent.update(agent_state, batch, key_update, policy=policy)
+
+        pattern = shortest_period(plan)
+
+        def group(agent_state: Any, keys: Array) -> tuple[Any, Metrics]:
+            """The pattern, unrolled: the delayed policy costs no cond."""
+            history = []
+            for key, policy in zip(keys, pattern, strict=True):
+                agent_state, metrics = one(agent_state, key, policy)
+                history.append(metrics)
+            return agent_state, merge_metrics(history)
+
+        keys = jax.random.split(key, (len(plan) // len(pattern), len(pattern)))
+        if len(pattern) == len(plan):
+            return group(state.agent, keys[0])
+        agent_state, metrics = jax.lax.scan(group, state.agent, keys)
+        return agent_state, reduce_metrics(metrics)
+
+    return learn
+
+
 def make_train_step(
     env: BatchEnv, agent: Agent, replay: Replay, cfg: LoopConfig, *, noise: Noise | None = None
 ) -> TrainFns:
     """Bind the parts together: `(init, collect_step, train_step)`."""
     explore = noise or make_noise(cfg)
+    learn = make_learn(agent, replay, cfg)
 
     def init(key: Array) -> TrainState:
         key, key_agent, key_env, key_noise = jax.random.split(key, 4)
@@ -107,32 +140,6 @@ def make_train_step(
         )
         return state, metrics
 
-    def learn(state: TrainState, key: Array, plan: tuple[bool, ...]) -> tuple[Any, Metrics]:
-        """One critic update per entry of `plan`; the policy learns where it says True."""
-        learning = state.iteration >= cfg.warmup
-
-        def one(agent_state: Any, key: Array, policy: bool) -> tuple[Any, Metrics]:
-            key_sample, key_update = jax.random.split(key)
-            batch = replay.sample(state.replay, key_sample, agent_state.hyper.gamma)
-            batch = batch._replace(weight=jnp.where(learning, batch.weight, 0.0))
-            return agent.update(agent_state, batch, key_update, policy=policy)
-
-        pattern = shortest_period(plan)
-
-        def group(agent_state: Any, keys: Array) -> tuple[Any, Metrics]:
-            """The pattern, unrolled: the delayed policy costs no cond."""
-            history = []
-            for key, policy in zip(keys, pattern, strict=True):
-                agent_state, metrics = one(agent_state, key, policy)
-                history.append(metrics)
-            return agent_state, merge_metrics(history)
-
-        keys = jax.random.split(key, (len(plan) // len(pattern), len(pattern)))
-        if len(pattern) == len(plan):
-            return group(state.agent, keys[0])
-        agent_state, metrics = jax.lax.scan(group, state.agent, keys)
-        return agent_state, reduce_metrics(metrics)
-
     def collect_step(state: TrainState) -> tuple[TrainState, Metrics]:
         key, key_collect = jax.random.split(state.key)
         state, metrics = collect(state.replace(key=key), key_collect)
@@ -141,8 +148,7 @@ def make_train_step(
     def train_step(state: TrainState) -> tuple[TrainState, Metrics]:
         rounds = min(cfg.collect_steps, cfg.critic_updates)
         collects, updates = cfg.collect_steps // rounds, cfg.critic_updates // rounds
-        every = cfg.critic_updates // cfg.policy_updates
-        plan = [(i + 1) % every == 0 for i in range(cfg.critic_updates)]
+        plan = update_plan(cfg)
         key, *keys = jax.random.split(state.key, rounds + 1)
         state = state.replace(key=key)
         history = []
@@ -151,7 +157,7 @@ def make_train_step(
             for key_collect in keys_collect:
                 state, metrics = collect(state, key_collect)
                 history.append(metrics)
-            now = tuple(plan[i * updates : (i + 1) * updates])
+            now = plan[i * updates : (i + 1) * updates]
             agent_state, metrics = learn(state, key_learn, now)
             state = state.replace(agent=agent_state)
             history.append({f"train/{name}": value for name, value in metrics.items()})
@@ -173,6 +179,12 @@ def make_chunk(train_step: StepFn, length: int) -> StepFn:
         return state, reduce_metrics(metrics)
 
     return jax.jit(chunk, donate_argnums=0)
+
+
+def update_plan(cfg: LoopConfig) -> tuple[bool, ...]:
+    """For each critic update of an iteration, whether the policy learns with it."""
+    every = cfg.critic_updates // cfg.policy_updates
+    return tuple((i + 1) % every == 0 for i in range(cfg.critic_updates))
 
 
 def shortest_period(plan: tuple[bool, ...]) -> tuple[bool, ...]:

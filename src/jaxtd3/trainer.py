@@ -128,20 +128,24 @@ class Session:
         with contextlib.ExitStack() as stack:
             stop = stack.enter_context(StopSignals(self.ui.note))
             if self.options.resume:
-                stack.enter_context(RunLock(self.run_dir))
+                self.open_run_dir(stack)
             earlier = self.earlier_state()
             compiled = self.compile()
             if not self.options.resume:
                 create_run_dir(self.run_dir)
-                stack.enter_context(RunLock(self.run_dir))
-            self.store = CheckpointStore(self.run_dir, self.config.run.keep)
-            stack.callback(self.store.close)
+                self.open_run_dir(stack)
             state = self.start(earlier)
             self.logs = self.open_logs()
             self.start_seconds = time.perf_counter() - STARTED
             self.ui.note(f"training begins {self.start_seconds:.1f} s after the start")
             state, status = self.loop(compiled, state, stop)
             return self.finish(state, status)
+
+    def open_run_dir(self, stack: contextlib.ExitStack) -> None:
+        """Own the directory; an interrupted replacement of a checkpoint is put right here."""
+        stack.enter_context(RunLock(self.run_dir))
+        self.store = CheckpointStore(self.run_dir, self.config.run.keep)
+        stack.callback(self.store.close)
 
     # --- before ---------------------------------------------------------------------------------
 
