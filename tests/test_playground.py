@@ -12,7 +12,7 @@ import pytest
 import jaxtd3
 from jaxtd3.envs import meshes as mesh_module
 from jaxtd3.envs.base import combine_terms
-from jaxtd3.envs.playground import fit_reward_form, load_playground
+from jaxtd3.envs.playground import fit_reward_form, load_playground, raw_key
 
 STEPS = 12
 ROBOTS = ["G1JoystickFlatTerrain", "T1JoystickFlatTerrain"]
@@ -142,7 +142,7 @@ def test_standin_meshes_compile(suffix):
 
     data = mesh_module.standin(f"a{suffix}", 0.01)
     xml = f'<mujoco><asset><mesh name="a" file="a{suffix}"/></asset></mujoco>'
-    assert mujoco.MjModel.from_xml_string(xml, assets={f"a{suffix}": data}).nmeshface[()] == 4
+    assert mujoco.MjModel.from_xml_string(xml, assets={f"a{suffix}": data}).nmeshface == 4
 
 
 def test_the_form_of_a_reward_is_proven_not_assumed():
@@ -184,9 +184,7 @@ def test_randomised_dynamics_differ_between_environments():
     assert jax.tree.map(jnp.shape, out.state.model) == jax.tree.map(jnp.shape, state.model)
 
     def mass(key):
-        from jaxtd3.envs.playground import raw_key
-
-        batch, _ = env._randomizer(env.unwrapped.mjx_model, raw_key(key)[None])
+        batch, _ = env._randomized(raw_key(key))
         return batch.body_mass[0]
 
     masses = jax.vmap(mass)(jax.random.split(jax.random.key(0), 4))

@@ -183,7 +183,7 @@ def check_standins(env_name: str, model: mujoco.MjModel, xml: str, assets: dict)
         }
         other = mujoco.MjModel.from_xml_string(xml, assets=larger)
         for what in ("body_mass", "body_inertia", "body_ipos", "body_iquat"):
-            if not np.array_equal(getattr(model, what), getattr(other, what)):
+            if reason is None and not np.array_equal(getattr(model, what), getattr(other, what)):
                 reason = f"a mesh decides {what}"
     if reason:
         raise ValueError(

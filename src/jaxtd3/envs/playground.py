@@ -99,7 +99,7 @@ class PlaygroundEnv:
         self._repeat = int(env._config.get("action_repeat", 1))
         self._varied: tuple[Any, ...] = ()  # tree paths of the model leaves that are randomised
         if randomizer is not None:
-            _, axes = randomizer(env.mjx_model, jax.random.split(jax.random.PRNGKey(0), 1))
+            _, axes = self._randomized(jax.random.PRNGKey(0))
             self._varied = tuple(path for path, _ in jax.tree_util.tree_leaves_with_path(axes))
         self._terms: dict[str, Array] = {}
         self._form: RewardForm | None = None
@@ -134,11 +134,16 @@ class PlaygroundEnv:
         model: tuple[Array, ...] = ()
         if self._randomizer is not None:
             key, key_model = jax.random.split(key)
-            batch, _ = self._randomizer(self.unwrapped.mjx_model, raw_key(key_model)[None])
+            batch, _ = self._randomized(raw_key(key_model))
             leaves = dict(jax.tree_util.tree_leaves_with_path(batch))
             model = tuple(leaves[path][0] for path in self._varied)
         with self._tracing(model):
             return self.unwrapped.reset(raw_key(key)), model
+
+    def _randomized(self, key: Array) -> tuple[Any, Any]:
+        """A batch of one randomised physics model, and the axes of its leaves."""
+        with jax.numpy_rank_promotion("allow"):
+            return self._randomizer(self.unwrapped.mjx_model, key[None])
 
     def _step(self, state: Any, model: tuple[Array, ...], action: Array):
         def once(state: Any) -> tuple[Any, Array, Array]:
