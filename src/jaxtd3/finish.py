@@ -93,7 +93,7 @@ def summarize(session: Session, state: TrainState, status: str) -> dict[str, Any
     }
 
 
-def split_train(session: Session, state: TrainState, repeats: int = 3) -> dict[str, float]:
+def split_train(session: Session, state: TrainState, repeats: int = 10) -> dict[str, float]:
     """Training seconds as collect and update.
 
     In the fused program they have no border: an iteration's updates are timed alone, on the final

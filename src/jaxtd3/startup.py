@@ -20,7 +20,7 @@ def prepare() -> None:
     if CPU_FIX not in flags and _needs_fix():  # unknown flags would abort other versions
         os.environ["XLA_FLAGS"] = f"{flags} {CPU_FIX}".strip()
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(default_cache()))
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")  # many small ones
     logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax: a failed save is told in one line
     # XLA reports at length on the console when a cached program comes from a like machine.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

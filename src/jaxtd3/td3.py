@@ -110,6 +110,7 @@ class Hyper(NamedTuple):
     weight_decay: Array
     policy_noise: Array
     noise_clip: Array
+    schedule_updates: Array
 
 
 class AgentState(struct.PyTreeNode):
@@ -293,7 +294,7 @@ def fast_td3(
 
         loss, grads = jax.value_and_grad(loss_fn)(state.critic)
         loss, grads = pmean(loss), pmean(grads)
-        lr = cosine(h.critic_lr, h.critic_lr_end, state.updates / cfg.schedule_updates)
+        lr = cosine(h.critic_lr, h.critic_lr_end, state.updates / h.schedule_updates)
         critic, critic_opt = step_params(
             opt, grads, state.critic_opt, state.critic, lr, h.weight_decay
         )
@@ -319,7 +320,7 @@ def fast_td3(
 
         loss, grads = jax.value_and_grad(loss_fn)(state.actor)
         loss, grads = pmean(loss), pmean(grads)
-        lr = cosine(h.actor_lr, h.actor_lr_end, state.updates / cfg.schedule_updates)
+        lr = cosine(h.actor_lr, h.actor_lr_end, state.updates / h.schedule_updates)
         actor, actor_opt = step_params(opt, grads, state.actor_opt, state.actor, lr, h.weight_decay)
         grad_norm = optax.global_norm(grads)
         metrics = {"actor_loss": loss, "actor_grad_norm": grad_norm}
