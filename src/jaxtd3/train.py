@@ -188,6 +188,8 @@ def describe(config: Config) -> list[str]:
     """The picked settings, in short."""
     run, env, agent, loop = config.run, config.env, config.agent, config.loop
     limit = f" or {run.max_time:g} s" if run.max_time else ""
+    changed = ", ".join(f"{term} {weight:g}" for term, weight in env.weights.items())
+    reward = [f"reward weights: {changed} (evaluations use the environment's own)"]
     return [
         f"{env.name}: {config.algo}, profile {config.profile}, seed {run.seed}, "
         f"{run.iterations:,} iterations{limit}",
@@ -195,6 +197,7 @@ def describe(config: Config) -> list[str]:
         f"{loop.policy_updates} policy updates, actor {agent.actor_hidden}, critics "
         f"{agent.num_critics} x {agent.critic_hidden}, gamma {agent.gamma:g}, "
         f"{config.replay.n_step}-step, {agent.compute}",
+        *(reward if changed else []),
     ]
 
 
