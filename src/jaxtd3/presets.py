@@ -139,8 +139,9 @@ PROFILES: dict[str, list[tuple[str, Changes]]] = {
                 "policy_noise": 0.1,
                 "sigma_min": 0.0,
                 "sigma_max": 0.2,
-                "iterations": 1_500,
-                "checkpoint_every": 500,
+                "iterations": 1_200,
+                "eval_every": 200,
+                "checkpoint_every": 400,
             },
         ),
         (
