@@ -54,7 +54,7 @@ def rows(count: int = 10):
 
 @pytest.fixture
 def run_dir(tmp_path):
-    jaxtd3.preset("Pendulum", profile="cpu").save(tmp_path / "config.json")
+    jaxtd3.preset("Pendulum", profile="cpu", critic_lr=3e-4).save(tmp_path / "config.json")
     lines = "".join(json.dumps(row) + "\n" for row in rows())
     (tmp_path / "metrics.jsonl").write_text(lines + '{"iteration": 11, "env_st')
     (tmp_path / "summary.json").write_text(json.dumps(SUMMARY))

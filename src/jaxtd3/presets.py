@@ -122,6 +122,7 @@ PROFILES: dict[str, list[tuple[str, Changes]]] = {
                 "weight_decay": 0.001,
                 "n_step": 5,
                 "sigma_max": 1.0,
+                "eval_episodes": 32,
             },
         ),
         (
