@@ -26,6 +26,7 @@ def learn(name, limit, reached, chunk=250, **changes):
         return {k: float(metrics[k]) for k in ("return", "length")}
 
     first = now = score()
+    print(f"{name}: untrained, return {now['return']:.1f}, length {now['length']:.0f}")
     spent, iteration = 0.0, 0
     while spent < limit and not reached(first, now):
         begin = time.perf_counter()
