@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from jaxtd3.envs import EnvConfig, Pendulum, batch_env, env_names, make_env, register_env
     from jaxtd3.errors import UserError
     from jaxtd3.evaluate import make_evaluate
-    from jaxtd3.exploration import constant_noise, mixed_noise
+    from jaxtd3.exploration import Ladder, NoiseHyper, constant_noise, make_noise, mixed_noise
+    from jaxtd3.population import make_population, take_member
     from jaxtd3.presets import preset
     from jaxtd3.replay import ReplayConfig, make_replay
     from jaxtd3.td3 import AgentConfig, AgentState, fast_td3
@@ -45,8 +46,10 @@ __all__ = [
     "EnvSpec",
     "EnvState",
     "EnvStep",
+    "Ladder",
     "LoopConfig",
     "Noise",
+    "NoiseHyper",
     "Pendulum",
     "Replay",
     "ReplayConfig",
@@ -62,11 +65,14 @@ __all__ = [
     "make_chunk",
     "make_env",
     "make_evaluate",
+    "make_noise",
+    "make_population",
     "make_replay",
     "make_train_step",
     "mixed_noise",
     "preset",
     "register_env",
+    "take_member",
 ]
 
 # module -> the names that are fetched from it
@@ -75,7 +81,8 @@ _HOMES = {
     "envs": "EnvConfig Pendulum batch_env env_names make_env register_env",
     "errors": "UserError",
     "evaluate": "make_evaluate",
-    "exploration": "constant_noise mixed_noise",
+    "exploration": "Ladder NoiseHyper constant_noise make_noise mixed_noise",
+    "population": "make_population take_member",
     "presets": "preset",
     "replay": "ReplayConfig make_replay",
     "td3": "AgentConfig AgentState fast_td3",

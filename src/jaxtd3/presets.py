@@ -197,7 +197,8 @@ def preset(env: str, algo: str = "fasttd3", profile: str = "auto", **changes: An
             flat |= row
     flat |= changes
     config = Config(algo=algo, profile=profile).override(flat)
-    if "schedule_updates" not in flat:
-        total = config.run.iterations * config.loop.critic_updates
-        config = config.override({"schedule_updates": total})
-    return config
+    lengths = {
+        "schedule_updates": config.run.iterations * config.loop.critic_updates,
+        "noise_steps": config.run.iterations * config.loop.collect_steps,
+    }
+    return config.override({k: v for k, v in lengths.items() if k not in flat})

@@ -32,6 +32,9 @@ KEPT = (
     "critic_hidden",
     "num_critics",
 )
+    "noise",
+    "noise_correlation",
+    "warmup_random",
 
 
 def train_command(args: Train, given: Mapping[str, Any]) -> int:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxtd3 import exploration
+from jaxtd3.errors import nearest
 from jaxtd3.normalize import discounted_return
 from jaxtd3.types import Agent, Array, BatchEnv, Metrics, Noise, Replay, TrainState
 
@@ -33,12 +34,26 @@ class LoopConfig:
     """Policy updates per iteration, spread evenly over the critic updates."""
     warmup: int = 10
     """Iterations of collecting before learning begins."""
-    noise: Literal["mixed", "constant"] = "mixed"
-    """mixed: sigma drawn per environment and episode; constant: sigma_max everywhere."""
+    warmup_random: bool = False
+    """Uniform actions during warm-up, instead of the untrained policy with noise."""
+    noise: str = "mixed"
+    """How sigma differs between environments: mixed (drawn per episode), constant (sigma_max
+    everywhere), linear (sigma_min ... sigma_max, as PQL), geometric (powers of sigma_max, as
+    Ape-X)."""
     sigma_min: float = 0.001
     """Lowest exploration noise."""
     sigma_max: float = 0.4
     """Highest exploration noise."""
+    noise_alpha: float = 7.0
+    """Steepness of the geometric ladder."""
+    noise_decay: float = 1.0
+    """Share of the exploration noise that is left at the end (1: no decay)."""
+    noise_steps: int = 100_000
+    """Environment steps over which the noise decays, linearly (preset: the whole run)."""
+    noise_correlation: float = 0.0
+    """Correlation of exploration noise from step to step (0: white; 1: held for the episode)."""
+    sigma_white: float = 0.0
+    """White noise beside the correlated noise."""
 
     def __post_init__(self):
         k, u, v = self.collect_steps, self.critic_updates, self.policy_updates
@@ -50,12 +65,29 @@ class LoopConfig:
             raise ValueError(f"critic_updates={u} is not divisible by policy_updates={v}")
         if self.warmup < 0:
             raise ValueError(f"warmup={self.warmup} is negative")
-        if not 0 <= self.sigma_min <= self.sigma_max:
-            raise ValueError(
-                f"sigma_min={self.sigma_min}, sigma_max={self.sigma_max}: not 0 <= min <= max"
-            )
-        if self.noise not in ("mixed", "constant"):
-            raise ValueError(f"noise={self.noise!r} is neither 'mixed' nor 'constant'")
+        check_noise(self)
+
+
+def check_noise(cfg: LoopConfig) -> None:
+    """Refuse exploration settings that make no sense."""
+    if cfg.noise not in exploration.LADDERS:
+        raise ValueError(nearest("noise", cfg.noise, exploration.LADDERS))
+    if not 0 <= cfg.sigma_min <= cfg.sigma_max:
+        raise ValueError(
+            f"sigma_min={cfg.sigma_min}, sigma_max={cfg.sigma_max}: not 0 <= min <= max"
+        )
+    if cfg.noise == "geometric" and cfg.sigma_max >= 1:
+        raise ValueError(f"sigma_max={cfg.sigma_max}: a geometric ladder needs less than 1")
+    checks = {
+        "noise_alpha": cfg.noise_alpha >= 0,
+        "noise_decay": cfg.noise_decay >= 0,
+        "noise_steps": cfg.noise_steps >= 1,
+        "noise_correlation": 0 <= cfg.noise_correlation <= 1,
+        "sigma_white": cfg.sigma_white >= 0,
+    }
+    for name, ok in checks.items():
+        if not ok:
+            raise ValueError(f"{name}={getattr(cfg, name)} is out of range")
 
 
 class TrainFns(NamedTuple):
@@ -64,11 +96,24 @@ class TrainFns(NamedTuple):
     train_step: StepFn
 
 
+def noise_hyper(cfg: LoopConfig) -> exploration.NoiseHyper:
+    """The traced settings of the exploration noise."""
+    return exploration.NoiseHyper(
+        sigma_min=cfg.sigma_min,
+        sigma_max=cfg.sigma_max,
+        alpha=cfg.noise_alpha,
+        decay=cfg.noise_decay,
+        steps=cfg.noise_steps,
+        correlation=cfg.noise_correlation,
+        white=cfg.sigma_white,
+    )
+
+
 def make_noise(cfg: LoopConfig) -> Noise:
     """The exploration noise that a config describes."""
-    if cfg.noise == "constant":
-        return exploration.constant_noise(cfg.sigma_max)
-    return exploration.mixed_noise(cfg.sigma_min, cfg.sigma_max)
+    noise = exploration.make_noise(exploration.LADDERS[cfg.noise], noise_hyper(cfg))
+    steps = cfg.warmup * cfg.collect_steps
+    return exploration.random_warmup(noise, steps) if cfg.warmup_random else noise
 
 
 def make_learn(agent: Agent, replay: Replay, cfg: LoopConfig) -> Callable[..., tuple[Any, Metrics]]:
@@ -116,7 +161,7 @@ def make_train_step(
             agent=agent.init(key_agent),
             replay=replay.init(env.num_envs),
             env=env.init(key_env),
-            noise=explore.init(key_noise, env.num_envs),
+            noise=explore.init(key_noise, env.num_envs, env.spec.action_size),
             discounted=jnp.zeros(env.num_envs),
             key=key,
             iteration=jnp.zeros((), jnp.int32),

@@ -26,13 +26,14 @@ from jaxtd3.envs import make_env
 from jaxtd3.envs.base import reward_weights
 from jaxtd3.errors import UserError
 from jaxtd3.evaluate import make_evaluate
+from jaxtd3.exploration import with_hyper
 from jaxtd3.progress import Progress, duration
 from jaxtd3.replay import make_replay
 from jaxtd3.rundir import CONFIG_FILE, METRICS_FILE, create_run_dir
 from jaxtd3.signals import StopSignals
 from jaxtd3.startup import STARTED
 from jaxtd3.td3 import Hyper, fast_td3
-from jaxtd3.train_step import TrainFns, make_chunk, make_train_step
+from jaxtd3.train_step import TrainFns, make_chunk, make_train_step, noise_hyper
 from jaxtd3.types import Agent, Array, BatchEnv, Metrics, Replay, TrainState
 
 REFILL = 64  # slabs collected before learning, where a checkpoint had no replay
@@ -194,6 +195,7 @@ class Session:
         state = found.state.replace(
             agent=found.state.agent.replace(hyper=hyper),
             env=found.state.env.replace(weights=weights),
+            noise=with_hyper(found.state.noise, noise_hyper(self.config.loop)),
         )
         self.ui.note(f"resumed at iteration {self.iteration:,} from {found.path}")
         return state if found.replay else self.refill(state)

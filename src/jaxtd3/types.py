@@ -188,9 +188,9 @@ class Replay(NamedTuple):
 class Noise(NamedTuple):
     """Exploration as a value."""
 
-    init: Callable[[Array, int], Any]
-    """init(key, num_envs) -> noise_state"""
+    init: Callable[[Array, int, int], Any]
+    """init(key, num_envs, action_size) -> noise_state"""
     apply: Callable[[Any, Array, Array], Array]
     """apply(noise_state, action [E, U], key) -> noisy action, clipped to [-1, 1]"""
     redraw: Callable[[Any, Array, Array], Any]
-    """redraw(noise_state, done [E], key) -> noise_state"""
+    """redraw(noise_state, done [E], key) -> noise_state, once after every step"""
