@@ -19,6 +19,7 @@ import math
 import os
 import signal
 import threading
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,8 @@ class CheckpointStore:
         self.keep = keep
         self.last_error: str | None = None
         """Why the last save failed; None after one that did not."""
+        self.last_bytes = 0
+        """Size of the last checkpoint that was written."""
         self._thread: threading.Thread | None = None
         durable.tidy(self.directory)
 
@@ -154,6 +157,11 @@ class CheckpointStore:
             for p in _checkpoints(self.directory)
         ]
 
+    def last_good(self) -> str:
+        """Where the newest good checkpoint is, for people."""
+        good = (info.path for info in self.list() if info.good)
+        return next((f"last good checkpoint: {path}" for path in good), "no checkpoint yet")
+
     def _write(self, iteration: int, arrays: dict[str, np.ndarray], text: str) -> None:
         final = self.directory / f"{iteration:09d}"
         temp = final.with_name(durable.TEMP + final.name)
@@ -168,6 +176,7 @@ class CheckpointStore:
             durable.seal(temp)
             durable.publish(temp, final)
             _fault("after")
+            self.last_bytes = durable.size_of(final)
             self._retire(iteration)
             self.last_error = None
         except Exception as error:  # the run goes on, and may try again later
@@ -312,10 +321,16 @@ def _first(lines: list[str], count: int = 3) -> str:
     return "; ".join(lines[:count]) + more
 
 
+_visits: Counter[str] = Counter()
+
+
 def _fault(phase: str) -> None:
-    """For the fault drill: JAXTD3_FAULT=before|arrays|manifest|after kills a save at that phase."""
-    if os.environ.get("JAXTD3_FAULT") == phase:
-        os.kill(os.getpid(), signal.SIGKILL)
+    """For the fault drill: JAXTD3_FAULT=before|arrays|manifest|after[:N] kills the N-th save."""
+    wanted, _, number = os.environ.get("JAXTD3_FAULT", "").partition(":")
+    if wanted == phase:
+        _visits[phase] += 1
+        if _visits[phase] == int(number or 1):
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _fault_at_first_file(phase: str, path: Path) -> None:
@@ -324,5 +339,5 @@ def _fault_at_first_file(phase: str, path: Path) -> None:
             pass
         _fault(phase)
 
-    if os.environ.get("JAXTD3_FAULT") == phase:
+    if os.environ.get("JAXTD3_FAULT", "").startswith(phase):
         threading.Thread(target=watch, daemon=True).start()

@@ -144,6 +144,10 @@ class Envs:
 class Doctor:
     """Check what this machine offers, and say what to do about what is missing."""
 
+    fault: Folder = None
+    """Replay the dump of a run whose updates stopped being finite (RUN/fault)."""
+    from_checkpoint: Switch = False
+    """With --fault: start at the run's last good checkpoint, and find the very first bad update."""
     json: Switch = False
     """Print JSON."""
 

@@ -151,6 +151,10 @@ def examine(name: str, check: Callable[[], Finding]) -> Finding:
 
 def doctor_command(args: Doctor, given: Mapping[str, Any]) -> int:
     """Run `jaxtd3 doctor`; 0 even with crosses, for none of them stops a training run."""
+    if args.fault is not None:
+        from jaxtd3.fault import fault_command
+
+        return fault_command(args.fault, args.from_checkpoint)
     findings = []
     for name, check in CHECKS.items():
         finding = examine(name, check)

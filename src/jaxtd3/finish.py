@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import math
 import time
+import traceback
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +18,7 @@ import jax
 from jaxtd3 import __version__
 from jaxtd3.checkpoint import state_sha256
 from jaxtd3.logging import dumps
-from jaxtd3.rundir import POLICY_FILE, SUMMARY_FILE, VIDEO_FILE
+from jaxtd3.rundir import CRASH_FILE, POLICY_FILE, SUMMARY_FILE, VIDEO_FILE
 from jaxtd3.train_step import make_learn, update_plan
 from jaxtd3.types import TrainState
 
@@ -59,12 +61,11 @@ def seconds_to_return(rows: list[dict[str, Any]]) -> dict[str, float]:
     return {f"{t:g}": next(s for s, r in curve if r >= t) for t in levels}
 
 
-def summarize(session: Session, state: TrainState, status: str) -> dict[str, Any]:
-    """The content of summary.json (see rundir.SUMMARY)."""
+def summarize(session: Session, state: TrainState | None, status: str) -> dict[str, Any]:
+    """The content of summary.json (see rundir.SUMMARY); without a state, after a crash."""
     config, clock, rows = session.config, session.clock, session.rows
-    agent = state.agent
     times = dict(clock.seconds)
-    if status in ("completed", "time_limit"):
+    if state is not None and status in ("completed", "time_limit"):
         times |= split_train(session, state)
     last = rows[-1] if rows else {}
     returns = [row["eval/return"] for row in rows]
@@ -87,10 +88,27 @@ def summarize(session: Session, state: TrainState, status: str) -> dict[str, Any
         "times": times,
         "devices": [device.device_kind for device in jax.devices()],
         "versions": versions(),
-        "state_sha256": state_sha256(state),
-        "params_sha256": state_sha256((agent.actor, agent.critic, agent.target)),
+        "state_sha256": state_sha256(state) if state is not None else None,
+        "params_sha256": params_sha256(state.agent) if state is not None else None,
         "error": session.error,
     }
+
+
+def params_sha256(agent: Any) -> str:
+    return state_sha256((agent.actor, agent.critic, agent.target))
+
+
+def crash(session: Session, error: Exception) -> dict[str, Any]:
+    """What nobody expected: a summary with one line about it, the rest in crash.txt."""
+    line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    if "RESOURCE_EXHAUSTED" in line:
+        line = "out of memory: lower --num-envs, --length or --batch-size"
+    with contextlib.suppress(OSError):
+        (session.run_dir / CRASH_FILE).write_text("".join(traceback.format_exception(error)))
+    session.error = f"{line} (see {CRASH_FILE}); {session.store.last_good()}"
+    summary = summarize(session, None, "failed")
+    write_artifacts(session, None, "failed", summary)
+    return summary
 
 
 def split_train(session: Session, state: TrainState, repeats: int = 10) -> dict[str, float]:
@@ -118,7 +136,7 @@ def versions() -> dict[str, str]:
 
 
 def write_artifacts(
-    session: Session, state: TrainState, status: str, summary: dict[str, Any]
+    session: Session, state: TrainState | None, status: str, summary: dict[str, Any]
 ) -> Path | None:
     """Video, policy, summary, curves, report; what cannot be made is told in one line each."""
     run_dir, ui = session.run_dir, session.ui
@@ -133,7 +151,7 @@ def write_artifacts(
             ui.note(said if said.startswith("no ") else f"no {what}: {said}")
             return None
 
-    if status in ("completed", "time_limit"):  # who interrupts does not want to wait
+    if state is not None and status in ("completed", "time_limit"):  # else nobody wants to wait
         if session.options.video:
             video = attempt("video", lambda: make_video(session, state))
         if find_spec("onnx") and find_spec("onnxruntime"):

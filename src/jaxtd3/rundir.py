@@ -6,6 +6,8 @@
         checkpoints/    whole states to resume from
         summary.json    one object at the end (SUMMARY)
         curves.png  report.html  video.mp4 (or .gif)  policy.onnx
+        fault/          the state in which updates stopped being finite, for `jaxtd3 doctor --fault`
+        crash.txt       what nobody expected
 
 Numbers that are not finite are written as null. Times are in seconds; `seconds` and
 `train_seconds` count collecting and learning alone, `compile_seconds` all compilation so far.
@@ -25,6 +27,7 @@ METRICS_FILE = "metrics.jsonl"
 SUMMARY_FILE = "summary.json"
 POLICY_FILE = "policy.onnx"
 VIDEO_FILE = "video.mp4"
+CRASH_FILE = "crash.txt"
 
 STATUSES = ("completed", "time_limit", "interrupted", "failed")
 
@@ -63,7 +66,7 @@ SUMMARY: dict[str, Any] = {
     "times": dict,  # seconds: compile, train (= collect + update), eval, checkpoint, other
     "devices": list,  # names, one per device
     "versions": dict,
-    "state_sha256": str,  # of the whole TrainState: equal exactly when two runs are
+    "state_sha256": str,  # of the whole TrainState: equal exactly when two runs are (crash: null)
     "params_sha256": str,  # of actor, critics and targets
     "error": str,  # why a run failed, or null
 }

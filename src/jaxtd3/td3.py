@@ -68,6 +68,8 @@ class AgentConfig:
     """Divide rewards by the spread of the running discounted return."""
     compute: Literal["f32", "bf16"] = "f32"
     """Precision of the networks' matrix products; parameters and losses stay f32."""
+    max_bad_updates: int = 100
+    """Stop the run when so many updates in a row were not finite (each is skipped)."""
 
     def __post_init__(self):
         if not self.v_min < self.v_max:
@@ -88,6 +90,7 @@ class AgentConfig:
             "max_grad_norm": self.max_grad_norm >= 0,
             "actor_hidden": self.actor_hidden >= 4,
             "critic_hidden": self.critic_hidden >= 4,
+            "max_bad_updates": self.max_bad_updates >= 1,
         }
         for name, ok in checks.items():
             if not ok:
@@ -124,6 +127,13 @@ class AgentState(struct.PyTreeNode):
     hyper: Hyper
     updates: Array  # [] int32, critic updates so far
     skipped: Array  # [] int32, updates refused because they were not finite
+    bad_streak: Array  # [2] int32, of those how many in a row: critics, actor
+    bad_metric: Array  # [] int32, what the first of them failed by: index into FAULTS
+
+
+# What is looked at in every update, in this order: critics, then actor.
+LOOKED_AT = ("loss", "grad_norm", "params")
+FAULTS = tuple(f"{net}_{what}" for net in ("critic", "actor") for what in LOOKED_AT)
 
 
 class Networks(NamedTuple):
@@ -216,6 +226,11 @@ def select(ok: Array, new: Any, old: Any) -> Any:
     return jax.tree.map(lambda a, b: jnp.where(ok, a, b), new, old)
 
 
+def all_finite(tree: Any) -> Array:
+    """True if every number of the tree is finite: []."""
+    return jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)]).all()
+
+
 def fast_td3(
     spec: EnvSpec,
     cfg: AgentConfig,
@@ -251,6 +266,8 @@ def fast_td3(
             hyper=hyper,
             updates=jnp.zeros((), jnp.int32),
             skipped=jnp.zeros((), jnp.int32),
+            bad_streak=jnp.zeros(2, jnp.int32),
+            bad_metric=jnp.full((), -1, jnp.int32),
         )
 
     def normalized(state: AgentState, obs: Array) -> Array:
@@ -268,12 +285,26 @@ def fast_td3(
             state = state.replace(return_stats=returns)
         return state
 
-    def guard(old: AgentState, new: AgentState, loss, grad_norm, batch: Batch, count: int):
-        """`new`, unless it is not finite (then skipped and counted) or the batch had no weight."""
-        finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+    def guard(old: AgentState, new: AgentState, loss, grad_norm, params, batch: Batch, net: int):
+        """`new`, unless it is not finite (then skipped and counted) or the batch had no weight.
+
+        A streak that has reached its limit stays, so that the host sees it at the chunk's end.
+        """
+        good = jnp.stack([all_finite(x) for x in (loss, grad_norm, params)])
         used = norm.psum(jnp.sum(batch.weight), axis_name) > 0
-        new = new.replace(updates=old.updates + count)
-        old = old.replace(skipped=old.skipped + (used & ~finite))
+        finite = jnp.all(good)
+        streak = old.bad_streak[net]
+        ended = jnp.where(streak < cfg.max_bad_updates, 0, streak)
+        new = new.replace(
+            updates=old.updates + (net == 0), bad_streak=old.bad_streak.at[net].set(ended)
+        )
+        bad = used & ~finite
+        first = bad & (jnp.max(old.bad_streak) == 0)
+        old = old.replace(
+            skipped=old.skipped + bad,
+            bad_streak=old.bad_streak.at[net].add(bad),
+            bad_metric=jnp.where(first, len(LOOKED_AT) * net + jnp.argmin(good), old.bad_metric),
+        )
         return select(finite & used, new, old)
 
     def update_critic(state: AgentState, batch: Batch, key: Array) -> tuple[AgentState, Metrics]:
@@ -307,7 +338,7 @@ def fast_td3(
             "target_value": pmean(value),
         }
         new = state.replace(critic=critic, critic_opt=critic_opt, target=target)
-        return guard(state, new, loss, grad_norm, batch, 1), metrics
+        return guard(state, new, loss, grad_norm, (critic, target), batch, 0), metrics
 
     def update_actor(state: AgentState, batch: Batch) -> tuple[AgentState, Metrics]:
         h = state.hyper
@@ -325,7 +356,7 @@ def fast_td3(
         grad_norm = optax.global_norm(grads)
         metrics = {"actor_loss": loss, "actor_grad_norm": grad_norm}
         new = state.replace(actor=actor, actor_opt=actor_opt)
-        return guard(state, new, loss, grad_norm, batch, 0), metrics
+        return guard(state, new, loss, grad_norm, actor, batch, 1), metrics
 
     def update(state: AgentState, batch: Batch, key: Array, *, policy: bool):
         if cfg.normalize_reward:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxtd3 import finish, memory
+from jaxtd3 import fault, finish, memory
 from jaxtd3 import logging as logs
 from jaxtd3.checkpoint import CheckpointStore, RunLock, read_meta, restore_agent, restore_from
 from jaxtd3.clock import Clock, compile_log
@@ -119,10 +119,12 @@ class Session:
         self.run_dir = run_dir.absolute()  # Orbax takes no other
         self.config = parts.config
         self.clock, self.keys = Clock(), run_keys(parts.config.run.seed)
-        self.iteration = self.updates = self.skipped = 0
+        self.iteration = self.skipped = 0
         self.rows: list[dict[str, Any]] = []  # those with an evaluation
         self.saved: int | None = None
         self.error: str | None = None
+        self.start_seconds = 0.0
+        self.sized = False  # the size of a checkpoint has been told
 
     def run(self) -> dict[str, Any]:
         """Train, and leave a complete run directory; the summary."""
@@ -139,8 +141,11 @@ class Session:
             self.logs = self.open_logs()
             self.start_seconds = time.perf_counter() - STARTED
             self.ui.note(f"training begins {self.start_seconds:.1f} s after the start")
-            state, status = self.loop(compiled, state, stop)
-            return self.finish(state, status)
+            try:
+                state, status = self.loop(compiled, state, stop)
+                return self.finish(state, status)
+            except Exception as error:  # what was trained is in the checkpoints: say so and end
+                return finish.crash(self, error)
 
     def open_run_dir(self, stack: contextlib.ExitStack) -> None:
         """Own the directory; an interrupted replacement of a checkpoint is put right here."""
@@ -219,7 +224,7 @@ class Session:
                 taken = {name: getattr(earlier, name) for name in names}
                 state = state.replace(agent=state.agent.replace(**taken))
                 self.ui.note(f"weights from {self.options.init_from}")
-        self.updates, self.skipped = int(state.agent.updates), int(state.agent.skipped)
+        self.skipped = int(state.agent.skipped)
         try:
             self.config.save(self.run_dir / CONFIG_FILE)
             rows = logs.truncate_rows(self.run_dir / METRICS_FILE, self.iteration)
@@ -249,13 +254,20 @@ class Session:
             state, row = self.chunk(compiled, state)
             status = "failed" if self.error else self.over(stop)
             ended = status in ("completed", "time_limit")
+            best = False
             if ended or (not self.error and self.due(run.eval_every)):
                 row |= self.evaluate(state)
+                best = self.is_best(row["eval/return"]) and run.checkpoint_every > 0
                 self.rows.append(row)
             self.write(row)
-            if not self.error and (status or self.due(run.checkpoint_every)):
+            if not self.error and (status or best or self.due(run.checkpoint_every)):
                 self.save(state, row.get("eval/return"))
         return state, status
+
+    def is_best(self, returned: float) -> bool:
+        """True for an evaluation above all earlier ones: its checkpoint is worth keeping."""
+        earlier = (row["eval/return"] for row in self.rows)
+        return math.isfinite(returned) and returned > max(earlier, default=-math.inf)
 
     def over(self, stop: StopSignals) -> str | None:
         """The status to end with, if it is time to."""
@@ -279,24 +291,17 @@ class Session:
                 key = jax.random.fold_in(self.keys.refresh, self.iteration)
                 state = state.replace(env=self.parts.env.refresh(state.env, key))
             state, metrics = compiled(state)
-            counters = state.agent.updates, state.agent.skipped
-            metrics, (updates, skipped) = jax.device_get((metrics, counters))
+            agent = state.agent
+            counters = agent.skipped, agent.bad_streak, agent.bad_metric
+            metrics, (skipped, streak, metric) = jax.device_get((metrics, counters))
         self.iteration += self.config.run.log_every
         row = finish.chunk_row({k: float(v) for k, v in metrics.items()})
         row["train/skipped"] = int(skipped) - self.skipped
-        if row["train/skipped"] and int(updates) == self.updates:
-            self.fail(row)
-        self.updates, self.skipped = int(updates), int(skipped)
+        self.skipped = int(skipped)
+        bad = fault.reached(streak, metric, self.config.agent.max_bad_updates)
+        if bad is not None:
+            self.error = f"{bad}; {self.store.last_good()}; {fault.dump(self, state)}"
         return state, self.times(self.clock["train"] - before) | row
-
-    def fail(self, row: dict[str, Any]) -> None:
-        """Every update of a chunk was refused: say by what, and where the last good state is."""
-        bad = [k for k, v in row.items() if k.startswith("train/") and not math.isfinite(v)]
-        self.store.wait()
-        last = self.store.list()
-        where = f"last good checkpoint: {last[0].path}" if last else "no checkpoint yet"
-        what = ", ".join(bad) or "the loss"
-        self.error = f"{what} not finite, every update of a chunk was skipped; {where}"
 
     @property
     def env_steps(self) -> int:
@@ -352,7 +357,11 @@ class Session:
         self.store.wait()
         self.check_saved()
         with self.clock("checkpoint"):
-            meta = {"config": self.config.to_dict(), "clock": dict(self.clock.seconds)}
+            meta = {
+                "config": self.config.to_dict(),
+                "env_steps": self.env_steps,
+                "clock": dict(self.clock.seconds),
+            }
             self.store.save(
                 state,
                 iteration=self.iteration,
@@ -366,6 +375,9 @@ class Session:
         if self.store.last_error:
             self.ui.note(f"checkpoint not written: {self.store.last_error}; training goes on")
             self.saved = None
+        elif self.saved is not None and not self.sized:
+            self.sized = True
+            self.ui.note(f"each checkpoint takes {self.store.last_bytes / 2**20:,.1f} MiB")
         return not self.store.last_error
 
     # --- after ----------------------------------------------------------------------------------
@@ -379,7 +391,9 @@ class Session:
             self.save(state, None)
             self.store.wait()
             if not self.check_saved():
-                status, self.error = "failed", f"no checkpoint: {self.store.last_error}"
+                status = "failed"
+                error, good = self.store.last_error, self.store.last_good()
+                self.error = f"the end was not saved: {error}; {good}"
         summary = finish.summarize(self, state, status)
         video = finish.write_artifacts(self, state, status, summary)
         for log in self.logs:
