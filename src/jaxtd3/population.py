@@ -1,7 +1,7 @@
 """Many runs as one program: members differ in what is traced, and share everything else.
 
     members [P]:  agent, replay, statistics, noise       vmapped over P
-    physics:      P * E environments, one flat batch     (`envs/flat.py`)
+    physics:      P * E environments, one flat batch     (`flat.py`)
 
 A member is a `Config`. What may differ between members is in `TRACED`; a difference anywhere else
 would be another program, and is refused. Member p's random numbers are those of the single run with

@@ -1,0 +1,91 @@
+"""A point mass that follows a commanded speed: rewards are linear, and the best policy is known.
+
+    v' = v + dt * (a - v),   a in [-1, 1],   command c in [-0.8, 0.8], constant in an episode
+
+Holding speed v costs the action a = v. Under weights `tracking` w > 0 and `energy` -e <= 0 the best
+speed to hold maximises w * (1 - (v - c)^2) - e * v^2, which is v = c * w / (w + e): the larger the
+share of energy in the reward, the further the point lags behind its command. So a sweep over the
+weights has a known ranking by tracking error (see `steady_speed`), whatever the rewards say.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxtd3.metrics import Metric, MetricStep
+from jaxtd3.types import Array, EnvSpec, EnvStep
+
+REACH = 0.8  # largest commanded speed
+
+
+class PointMassState(NamedTuple):
+    position: Array  # []
+    velocity: Array  # []
+    command: Array  # []
+
+
+def steady_speed(command: float, tracking: float, energy: float) -> float:
+    """The best speed to hold under the weights."""
+    return command * tracking / (tracking - energy)
+
+
+def tracking_error(env: PointMass, step: MetricStep) -> Array:
+    return jnp.abs(step.after.velocity - step.before.command)
+
+
+def energy_per_metre(env: PointMass, step: MetricStep) -> tuple[Array, Array]:
+    moved = jnp.abs(step.after.position - step.before.position)
+    return env.spec.dt * jnp.square(step.action[0]), moved
+
+
+class PointMass:
+    """Follow a commanded speed. Reward terms: tracking, energy, and a constant bonus."""
+
+    spec = EnvSpec(
+        name="PointMass",
+        obs_size=2,
+        action_size=1,
+        episode_length=100,
+        dt=0.1,
+        reward_terms=("tracking", "energy", "alive"),
+        default_weights=(1.0, -0.1, 0.0),
+    )
+    metrics: ClassVar[dict[str, Metric]] = {
+        "tracking_error": Metric(tracking_error, unit="m/s"),
+        "energy_per_metre": Metric(energy_per_metre, unit="J/m"),
+    }
+
+    def reset(self, key: Array) -> tuple[PointMassState, Array]:
+        command = jax.random.uniform(key, minval=-REACH, maxval=REACH)
+        state = PointMassState(jnp.zeros(()), jnp.zeros(()), command)
+        return state, self.observe(state)
+
+    def observe(self, state: PointMassState) -> Array:
+        return jnp.stack([state.velocity, state.command])
+
+    def step(self, state: PointMassState, action: Array) -> EnvStep:
+        dt, push = self.spec.dt, action[0]
+        velocity = state.velocity + dt * (push - state.velocity)
+        state = PointMassState(state.position + dt * velocity, velocity, state.command)
+        error = velocity - state.command
+        terms = jnp.stack([1.0 - error**2, push**2, jnp.ones(())])
+        reward = jnp.sum(terms * jnp.array(self.spec.default_weights))
+        return EnvStep(state, self.observe(state), reward, terms, jnp.zeros((), bool))
+
+    def draw(self, state: PointMassState) -> np.ndarray:
+        """A dot on a track; its speed in blue above, the commanded one in orange: [H, W, 3]."""
+        picture = np.full((120, 240, 3), 243, np.uint8)
+        picture[58:62] = 200
+        centre = int(120 + 24 * state.position) % 240
+        picture[50:70, max(centre - 8, 0) : centre + 8] = (31, 41, 51)
+        for top, speed, colour in (
+            (20, state.velocity, (37, 99, 201)),
+            (90, state.command, (217, 115, 13)),
+        ):
+            left, right = sorted((120, int(120 + 110 * np.clip(speed, -1, 1))))
+            picture[top : top + 10, left : right + 1] = colour
+        return picture

@@ -1,0 +1,262 @@
+"""Fair metrics: what a policy does, measured without its reward weights.
+
+A metric is one function of one step of one environment, `metric(env, step) -> value`; what is
+reported is the mean over all steps of all episodes. A function that returns `(value, per)` is
+reported as sum(value) / sum(per): energy per metre, falls per minute. Units are SI.
+
+    def wobble(env, step):                       # your own: one function ...
+        return jnp.abs(step.after.state.data.qvel[3])
+
+    jaxtd3.register_metric("wobble", wobble)     # ... and `--metric wobble` ranks by it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxtd3.errors import UserError, nearest
+from jaxtd3.flat import flat_vmap
+from jaxtd3.types import Agent, Array, BatchEnv, Env, Metrics
+
+TINY = 1e-9
+
+
+class MetricStep(NamedTuple):
+    """One step of one environment, as a metric sees it."""
+
+    before: Any  # environment state that the action was chosen in
+    action: Array  # [U]
+    previous: Array  # [U] the action before; the same one at the first step
+    after: Any  # environment state that it led to
+    reward: Array  # [] the environment's own reward
+    terminated: Array  # [] bool
+    first: Array  # [] bool: the episode begins with this step
+    remaining: Array  # [] steps left in the episode after this one
+
+
+MetricFn = Callable[[Any, MetricStep], Any]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric and how to read it."""
+
+    function: MetricFn
+    high: bool = False
+    """True where more is better."""
+    unit: str = ""
+
+
+# --- for every environment ----------------------------------------------------------------------
+
+
+def default_reward(env: Env, step: MetricStep) -> tuple[Array, Array]:
+    """Return of an episode under the environment's own weights."""
+    return step.reward, step.first
+
+
+def survival(env: Env, step: MetricStep) -> tuple[Array, Array]:
+    """Share of the episode until a fall."""
+    return jnp.ones(()), jnp.where(step.first, env.spec.episode_length, 0)
+
+
+def falls_per_minute(env: Env, step: MetricStep) -> tuple[Array, Array]:
+    return step.terminated, jnp.float32(env.spec.dt / 60)
+
+
+def action_rate(env: Env, step: MetricStep) -> Array:
+    """Change of the action per second, mean over actuators: jitter."""
+    return jnp.mean(jnp.abs(step.action - step.previous)) / env.spec.dt
+
+
+COMMON = {
+    "default_reward": Metric(default_reward, high=True),
+    "survival": Metric(survival, high=True),
+    "falls_per_minute": Metric(falls_per_minute, unit="1/min"),
+    "action_rate": Metric(action_rate, unit="1/s"),
+}
+
+
+# --- for robots that follow a joystick ----------------------------------------------------------
+
+
+def body_velocity(data: Any) -> Array:
+    """The base's linear velocity in its own frame: [3]."""
+    w, u, v = data.qpos[3], -data.qpos[4:7], data.qvel[:3]
+    return v + 2 * jnp.cross(u, jnp.cross(u, v) + w * v)
+
+
+def until_the_end(step: MetricStep, error: Array, standing: Array) -> tuple[Array, Array]:
+    """A robot that fell lies still until the episode would have ended: falling does not pay."""
+    rest = jnp.where(step.terminated, step.remaining, 0)
+    return error + rest * standing, 1 + rest
+
+
+def tracking_error_lin(env: Env, step: MetricStep) -> tuple[Array, Array]:
+    """Distance between commanded and real velocity over ground."""
+    command = step.before.state.info["command"][:2]
+    real = body_velocity(step.after.state.data)[:2]
+    return until_the_end(step, jnp.linalg.norm(command - real), jnp.linalg.norm(command))
+
+
+def tracking_error_ang(env: Env, step: MetricStep) -> tuple[Array, Array]:
+    """Difference of commanded and real turning rate."""
+    command = step.before.state.info["command"][2]
+    return until_the_end(step, jnp.abs(command - step.after.state.data.qvel[5]), jnp.abs(command))
+
+
+def tracking_error(env: Env, step: MetricStep) -> tuple[Array, Array]:
+    """Linear and angular error, added."""
+    linear, count = tracking_error_lin(env, step)
+    return linear + tracking_error_ang(env, step)[0], count
+
+
+def energy_per_metre(env: Env, step: MetricStep) -> tuple[Array, Array]:
+    """Mechanical work of the actuators, over the way travelled."""
+    data = step.after.state.data
+    power = jnp.sum(jnp.abs(data.qvel[6:] * data.actuator_force))
+    return power * env.spec.dt, jnp.linalg.norm(data.qpos[:2] - step.before.state.data.qpos[:2])
+
+
+def foot_slip(env: Any, step: MetricStep) -> tuple[Array, Array]:
+    """Speed over ground of feet that stand on it."""
+    feet = env.unwrapped._feet_site_id
+    old, new = step.before.state, step.after.state
+    moved = (new.data.site_xpos[feet] - old.data.site_xpos[feet])[:, :2]
+    standing = old.info["last_contact"] & new.info["last_contact"]
+    speed = jnp.linalg.norm(moved, axis=1) / env.spec.dt
+    return jnp.sum(jnp.where(standing, speed, 0.0)), jnp.sum(standing)
+
+
+JOYSTICK = {
+    "tracking_error": Metric(tracking_error, unit="m/s + rad/s"),
+    "tracking_error_lin": Metric(tracking_error_lin, unit="m/s"),
+    "tracking_error_ang": Metric(tracking_error_ang, unit="rad/s"),
+    "energy_per_metre": Metric(energy_per_metre, unit="J/m"),
+    "foot_slip": Metric(foot_slip, unit="m/s"),
+}
+
+# Patterns of environment names; an environment of one's own may have an attribute `metrics`.
+PRESETS: list[tuple[str, Mapping[str, Metric]]] = [("*Joystick*", JOYSTICK)]
+_OWN: dict[str, Metric] = {}
+
+
+def register_metric(name: str, function: MetricFn, high: bool = False, unit: str = "") -> None:
+    """Measure `function` in every sweep, and make `--metric name` rank by it."""
+    _OWN[name] = Metric(function, high, unit)
+
+
+def load_metric(text: str) -> tuple[str, Metric]:
+    """A metric by `module:function`; a function that ends in `_high` is better when higher."""
+    module, _, name = text.partition(":")
+    try:
+        function = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(f"metric {text}: {error}") from error
+    if not callable(function):
+        raise UserError(f"metric {text} is not a function")
+    return name, Metric(function, high=name.endswith("_high"))
+
+
+def metrics_of(env: Env) -> dict[str, Metric]:
+    """Every metric that an environment can give, the one to rank by first."""
+    found: dict[str, Metric] = {**getattr(env, "metrics", {})}
+    for pattern, preset in PRESETS:
+        if fnmatchcase(env.spec.name, pattern):
+            found |= preset
+    found = found | COMMON | _OWN
+    state, _ = jax.eval_shape(env.reset, jax.random.key(0))
+    return {name: metric for name, metric in found.items() if fits(env, state, metric)}
+
+
+def fits(env: Env, state: Any, metric: Metric) -> bool:
+    """Whether the environment has what the metric reads."""
+    number, flag = jax.ShapeDtypeStruct((), jnp.float32), jax.ShapeDtypeStruct((), bool)
+    action = jax.ShapeDtypeStruct((env.spec.action_size,), jnp.float32)
+    step = MetricStep(state, action, action, state, number, flag, flag, number)
+    try:
+        jax.eval_shape(lambda step: ratio(metric, env, step), step)
+    except (KeyError, AttributeError, TypeError, ValueError, IndexError):
+        return False
+    return True
+
+
+def choose_metric(name: str | None, metrics: Mapping[str, Metric]) -> str:
+    """The metric to rank by; the first one where none is named."""
+    if name is not None and name not in metrics:
+        raise UserError(nearest("metric", name, metrics))
+    return name or next(iter(metrics))
+
+
+# --- measuring ----------------------------------------------------------------------------------
+
+
+def ratio(metric: Metric, env: Env, step: MetricStep) -> Array:
+    """A metric's value and what it is divided by, for one step: [2]."""
+    with jax.numpy_rank_promotion("allow"):
+        out = metric.function(env, step)
+    pair = out if isinstance(out, tuple) else (out, jnp.ones(()))
+    return jnp.stack([jnp.asarray(x, jnp.float32).reshape(()) for x in pair])
+
+
+def make_measure(
+    env: BatchEnv, agent: Agent, metrics: Mapping[str, Metric], episodes: int
+) -> Callable[[Any, Array], Metrics]:
+    """measure(agent_state, key) -> each metric, and `length`: the deterministic policy, a whole
+    episode in each of `episodes` environments. vmap it over the members of a population.
+    """
+    single, spec = env.env, env.env.spec
+    chosen = {**metrics, "length": Metric(lambda env, step: (jnp.ones(()), step.first))}
+    physics, reset = flat_vmap(single.step), flat_vmap(single.reset)
+
+    def value(step: MetricStep) -> Array:
+        return jnp.stack([ratio(metric, single, step) for metric in chosen.values()])  # [M, 2]
+
+    def measure(agent_state: Any, key: Array) -> Metrics:
+        def running(carry) -> Array:
+            index, alive, *_ = carry
+            return (index < spec.episode_length) & jnp.any(alive)
+
+        def body(carry):
+            index, alive, inner, obs, previous, sums = carry
+            action = jnp.clip(agent.act(agent_state, obs), -1.0, 1.0)
+            previous = jnp.where(index == 0, action, previous)
+            out = physics(inner, action)
+            finite = jnp.isfinite(out.reward) & jnp.all(jnp.isfinite(out.obs), axis=1)
+            whole = lambda x: jnp.broadcast_to(x, (episodes,))  # noqa: E731
+            step = MetricStep(
+                before=inner,
+                action=action,
+                previous=previous,
+                after=out.state,
+                reward=out.reward,
+                terminated=out.terminated,
+                first=whole(index == 0),
+                remaining=whole((spec.episode_length - 1 - index).astype(jnp.float32)),
+            )
+            new = jnp.where((alive & finite)[:, None, None], jax.vmap(value)(step), 0.0)
+            obs = jnp.where(finite[:, None], out.obs, 0.0)
+            alive = alive & ~out.terminated & finite
+            return index + 1, alive, out.state, obs, action, sums + jnp.sum(new, axis=0)
+
+        inner, obs = reset(jax.random.split(key, episodes))
+        start = (
+            jnp.zeros((), jnp.int32),
+            jnp.ones(episodes, bool),
+            inner,
+            obs,
+            jnp.zeros((episodes, spec.action_size)),
+            jnp.zeros((len(chosen), 2)),
+        )
+        sums = jax.lax.while_loop(running, body, start)[-1]
+        found = sums[:, 0] / jnp.maximum(sums[:, 1], TINY)
+        return {name: found[i] for i, name in enumerate(chosen)}
+
+    return measure
