@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import jax
@@ -13,8 +14,10 @@ import pytest
 from jaxtd3 import distributional as dist
 from jaxtd3 import normalize as norm
 from jaxtd3 import replay as ring
+from jaxtd3.critics import c51_target, c51_value
+from jaxtd3.networks import NETWORKS, mlp_networks
 from jaxtd3.replay import ReplayConfig
-from jaxtd3.td3 import AgentConfig, actor_loss, fast_td3, mlp_networks, target_distributions
+from jaxtd3.td3 import AgentConfig, actor_loss, fast_td3
 from jaxtd3.types import Batch, EnvSpec, Transition
 
 FILE = os.environ.get("JAXTD3_PARITY", Path(__file__).parent / "data" / "fasttd3_parity.npz")
@@ -23,6 +26,11 @@ ACTOR = {"net.0": ("layer0", "dense"), "net.2": ("layer1", "dense")}
 ACTOR |= {"fc_head.0": ("layer2", "dense"), "fc_mu.0": ("out",)}
 CRITIC = {"net.0": ("layer0", "dense"), "net.2": ("layer1", "dense")}
 CRITIC |= {"fc_head.0": ("layer2", "dense"), "fc_head.2": ("out", "dense")}
+SIMNORM_ACTOR = {"net.0": ("layer0", "dense"), "net.2": ("layer1", "dense")}
+SIMNORM_ACTOR |= {"fc_head.linear": ("simnorm", "linear", "dense"), "fc_mu.0": ("out",)}
+SIMNORM_CRITIC = {"net.0": ("layer0", "dense"), "net.2": ("layer1", "dense")}
+SIMNORM_CRITIC |= {"fc_head.0.linear": ("simnorm", "linear", "dense")}
+SIMNORM_CRITIC |= {"fc_head.1": ("out", "dense")}
 MODES = ["cdq", "mean"]
 
 
@@ -31,6 +39,20 @@ def close(ours, theirs, tolerance=1e-5):
     theirs = np.asarray(theirs)
     scale = max(np.abs(theirs).max(), 1e-3) if theirs.size else 1.0
     np.testing.assert_allclose(np.asarray(ours), theirs, rtol=tolerance, atol=tolerance * scale)
+
+
+SIMBA = {  # theirs -> ours, of actor and critic; kernels are transposed
+    r"embedder\.w\.w\.weight": "encoder/embed/kernel",
+    r"embedder\.scaler\.scaler": "encoder/scale/scale",
+    r"encoder\.(\d)\.mlp\.w1\.w\.weight": r"encoder/block\1/up/kernel",
+    r"encoder\.(\d)\.mlp\.scaler\.scaler": r"encoder/block\1/scale/scale",
+    r"encoder\.(\d)\.mlp\.w2\.w\.weight": r"encoder/block\1/down/kernel",
+    r"encoder\.(\d)\.alpha_scaler\.scaler": r"encoder/block\1/alpha/scale",
+    r"predictor\.(mean_)?bias": "head/bias",
+    r"predictor\.(mean_)?w1\.w\.weight": "head/dense/kernel",
+    r"predictor\.(mean_)?scaler\.scaler": "head/scale/scale",
+    r"predictor\.(mean_)?w2\.w\.weight": "head/out/kernel",
+}
 
 
 def hp(name):
@@ -57,6 +79,40 @@ def actor_params(prefix):
 
 def critic_params(prefix):
     return {f"q{i}": layers(f"{prefix}/qnet{i + 1}.", CRITIC) for i in range(2)}
+
+
+def norms(tree, prefix, theirs):
+    """Add a SimNorm's LayerNorm to its parameters."""
+    values = (jnp.asarray(DATA[f"{prefix}{theirs}.norm.{part}"]) for part in ("weight", "bias"))
+    tree["simnorm"]["norm"] = dict(zip(("scale", "bias"), values, strict=True))
+    return tree
+
+
+def simnorm_params(prefix):
+    actor = norms(layers(f"{prefix}/actor/", SIMNORM_ACTOR), f"{prefix}/actor/", "fc_head")
+    critic = {}
+    for i in range(2):
+        at = f"{prefix}/critic/qnet{i + 1}."
+        critic[f"q{i}"] = norms(layers(at, SIMNORM_CRITIC), at, "fc_head.0")
+    return actor, critic
+
+
+def simba_tree(prefix):
+    """All arrays below `prefix` as a SimbaV2 network's parameters."""
+    tree = {}
+    for key in DATA.files:
+        if not key.startswith(prefix):
+            continue
+        name, value = key.removeprefix(prefix), jnp.asarray(DATA[key])
+        ours = next(re.sub(a, b, name) for a, b in SIMBA.items() if re.fullmatch(a, name))
+        put(tree, ours.split("/"), value.T if ours.endswith("kernel") else value)
+    return tree
+
+
+def simba_params(prefix, part):
+    if part == "actor":
+        return simba_tree(f"{prefix}/actor/")
+    return {f"q{i}": simba_tree(f"{prefix}/{part}/qnet{i + 1}.") for i in range(2)}
 
 
 @pytest.fixture(scope="module")
@@ -138,8 +194,8 @@ def test_targets(mode, nets, spec, batch):
             p = jax.vmap(project, (None, 0, 0))(z, moved, jax.nn.softmax(logits[i]))
             close(p, DATA[f"mlp/{mode}/proj{i + 1}"])
         close(p @ z, DATA[f"mlp/{mode}/value{i + 1}"])
-    targets = jax.vmap(target_distributions, (None, 1, 0, 0, None))(
-        z, logits, batch.reward, batch.discount, mode == "cdq"
+    targets = jax.vmap(c51_target, (None, 1, 0, 0, None))(
+        z, logits, batch.reward, batch.discount, "lower-mean" if mode == "cdq" else "own"
     )
     close(targets[:, 0], DATA[f"mlp/{mode}/target1"])
     close(targets[:, 1], DATA[f"mlp/{mode}/target2"])
@@ -205,7 +261,7 @@ def test_gradients(mode, nets, spec, batch, monkeypatch):
 
     def through_critic(params):
         logits = nets.critic(params, spec.critic_obs(batch.obs), action)
-        return actor_loss(z, logits, batch.weight, mode == "cdq")
+        return actor_loss(c51_value(z, logits), batch.weight, mode == "cdq")
 
     critic = jax.tree.map(lambda m: m / 0.1, state.critic_opt[0].mu)
     summed = jax.tree.map(jnp.add, critic, jax.grad(through_critic)(state.critic))
@@ -220,6 +276,62 @@ def leaf(tree, path):
     for name in path:
         tree = tree[name]
     return tree
+
+
+# --- the variants -------------------------------------------------------------------------------
+
+
+def simba_config(**changes):
+    sizes = {"actor_hidden": DATA["simbav2/hidden"].item()}
+    sizes |= {"critic_hidden": sizes["actor_hidden"], "network": "simbav2"}
+    sizes |= {name: DATA[f"simbav2/{name}"].item() for name in ("actor_blocks", "critic_blocks")}
+    return config(**sizes, **changes)
+
+
+def same_shapes(made, theirs):
+    assert jax.tree.map(jnp.shape, made) == jax.tree.map(jnp.shape, theirs)
+
+
+def test_simnorm_forward(spec, batch):
+    cfg = config(
+        network="simnorm",
+        simnorm_groups=DATA["simnorm/seq_len"].item(),
+        simnorm_dim=DATA["simnorm/dim"].item(),
+    )
+    nets = NETWORKS[cfg.network](spec, cfg)
+    actor, critic = simnorm_params("simnorm/init")
+    same_shapes(nets.init_actor(jax.random.key(0)), actor)
+    same_shapes(nets.init_critic(jax.random.key(0)), critic)
+    close(nets.actor(actor, spec.actor_obs(batch.obs)), DATA["simnorm/actor_out"])
+    logits = nets.critic(critic, spec.critic_obs(batch.obs), batch.action)
+    close(logits[0], DATA["simnorm/logits1"])
+    close(logits[1], DATA["simnorm/logits2"])
+
+
+def test_simba_forward(spec, batch):
+    cfg = simba_config()
+    nets = NETWORKS[cfg.network](spec, cfg)
+    actor, critic = (simba_params("simbav2/init", part) for part in ("actor", "critic"))
+    same_shapes(nets.init_actor(jax.random.key(0)), actor)
+    same_shapes(nets.init_critic(jax.random.key(0)), critic)
+    close(nets.actor(actor, spec.actor_obs(batch.obs)), DATA["simbav2/actor_out"])
+    logits = nets.critic(critic, spec.critic_obs(batch.obs), batch.action)
+    close(logits[0], DATA["simbav2/logits1"])
+    close(logits[1], DATA["simbav2/logits2"])
+
+
+def test_simba_three_rounds(spec, batch, monkeypatch):
+    agent = fast_td3(spec, simba_config())
+    parts = {part: simba_params("simbav2/init", part) for part in ("actor", "critic", "target")}
+    state = agent.init(jax.random.key(0)).replace(**parts)
+    monkeypatch.setattr(jax.random, "normal", lambda key, shape: jnp.asarray(DATA["batch/noise"]))
+    for i in range(3):
+        state, metrics = agent.update(state, batch, jax.random.key(i), policy=True)
+        close(metrics["critic_loss"], DATA[f"simbav2/cdq/critic_losses/{i}"])
+        close(metrics["actor_loss"], DATA[f"simbav2/cdq/actor_losses/{i}"])
+    for part in parts:
+        theirs = simba_params("simbav2/cdq/after3", part)
+        jax.tree.map(close, getattr(state, part), theirs)
 
 
 def test_observation_statistics():

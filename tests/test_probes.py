@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxtd3
-from jaxtd3.td3 import mlp_networks
+from jaxtd3.networks import mlp_networks
 from jaxtd3.types import EnvSpec, EnvStep
 
 GAMMA = 0.9

@@ -1,16 +1,17 @@
 """FastTD3: distributional twin critics, a delayed deterministic policy. `fast_td3(...) -> Agent`.
 
+Networks (`networks.NETWORKS`) and critics (`critics.CRITICS`) are chosen by name or passed in.
+
 Hyper-parameters that may differ between the members of a vmapped population are leaves of the
 agent's state (`Hyper`); those that change shapes are static (`AgentConfig`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import optax
@@ -18,7 +19,9 @@ from flax import struct
 
 from jaxtd3 import distributional as dist
 from jaxtd3 import normalize as norm
-from jaxtd3.networks import Actor, Critic, Ensemble
+from jaxtd3.critics import COMBINES, CRITICS, CriticKind
+from jaxtd3.errors import nearest
+from jaxtd3.networks import ACTIVATIONS, NETWORKS, Networks
 from jaxtd3.types import Agent, Array, Batch, EnvSpec, Metrics, Transition
 
 
@@ -33,7 +36,7 @@ class AgentConfig:
     v_max: float = 10.0
     """Highest atom of the value distribution."""
     num_atoms: int = 101
-    """Atoms of the value distribution."""
+    """Atoms of the value distribution, or quantiles."""
     tau: float = 0.1
     """Polyak rate of the target critics, per critic update."""
     actor_lr: float = 3e-4
@@ -52,8 +55,32 @@ class AgentConfig:
     """Standard deviation of the noise on the target action."""
     noise_clip: float = 0.5
     """Bound of the noise on the target action."""
+    critic: str = "c51"
+    """What critics learn: c51 (distribution over atoms), scalar (squared error) or quantile."""
     cdq: bool = True
-    """Clipped double Q: both critics learn the target of the lower mean (off: each its own)."""
+    """Clipped double Q: all critics learn the lower target (off: each its own)."""
+    cdq_target: str = "lower-mean"
+    """The lower target: lower-mean (that of the lower mean) or elementwise-min (PQL-D)."""
+    target_actor: bool = False
+    """Targets follow a policy that lags behind by tau (off: the policy itself)."""
+    network: str = "mlp"
+    """Kind of networks: mlp, simnorm or simbav2."""
+    activation: str = "relu"
+    """Of the mlp and simnorm networks: relu, elu or silu."""
+    layer_norm: bool = False
+    """LayerNorm before every activation of the mlp and simnorm networks."""
+    simnorm_in: str = "both"
+    """Where the third hidden layer is a SimNorm: actor, critic or both."""
+    simnorm_groups: int = 8
+    """Groups of a SimNorm."""
+    simnorm_dim: int = 64
+    """Units within each group of a SimNorm."""
+    actor_blocks: int = 1
+    """Residual blocks of a SimbaV2 actor."""
+    critic_blocks: int = 2
+    """Residual blocks of a SimbaV2 critic."""
+    reproject: bool = False
+    """Bring SimbaV2's weights back to the unit sphere after every step, as its authors do."""
     actor_hidden: int = 512
     """Width of the actor's first layer; the next two are 1/2 and 1/4 of it."""
     critic_hidden: int = 1024
@@ -66,8 +93,8 @@ class AgentConfig:
     """Normalise observations by running statistics of collected data."""
     normalize_reward: bool = False
     """Divide rewards by the spread of the running discounted return."""
-    compute: Literal["f32", "bf16"] = "f32"
-    """Precision of the networks' matrix products; parameters and losses stay f32."""
+    compute: str = "f32"
+    """Precision of the networks' matrix products, f32 or bf16; parameters and losses stay f32."""
     max_bad_updates: int = 100
     """Stop the run when so many updates in a row were not finite (each is skipped)."""
 
@@ -90,13 +117,28 @@ class AgentConfig:
             "max_grad_norm": self.max_grad_norm >= 0,
             "actor_hidden": self.actor_hidden >= 4,
             "critic_hidden": self.critic_hidden >= 4,
+            "simnorm_groups": self.simnorm_groups >= 1,
+            "simnorm_dim": self.simnorm_dim >= 2,
+            "actor_blocks": self.actor_blocks >= 1,
+            "critic_blocks": self.critic_blocks >= 1,
             "max_bad_updates": self.max_bad_updates >= 1,
         }
         for name, ok in checks.items():
             if not ok:
                 raise ValueError(f"agent {name}={getattr(self, name)} is out of range")
-        if self.compute not in ("f32", "bf16"):
-            raise ValueError(f"compute={self.compute!r} is neither 'f32' nor 'bf16'")
+        for name, known in CHOICES.items():
+            if getattr(self, name) not in known:
+                raise ValueError(nearest(name, getattr(self, name), known))
+
+
+CHOICES: dict[str, Collection[str]] = {
+    "compute": ("f32", "bf16"),
+    "critic": CRITICS,
+    "cdq_target": COMBINES[:2],
+    "network": NETWORKS,
+    "activation": ACTIVATIONS,
+    "simnorm_in": ("actor", "critic", "both"),
+}
 
 
 class Hyper(NamedTuple):
@@ -120,6 +162,7 @@ class AgentState(struct.PyTreeNode):
     actor: Any
     critic: Any
     target: Any
+    target_actor: Any  # None where targets follow the policy itself
     actor_opt: Any
     critic_opt: Any
     obs_stats: norm.Stats  # over the flat observation [D]
@@ -136,66 +179,11 @@ LOOKED_AT = ("loss", "grad_norm", "params")
 FAULTS = tuple(f"{net}_{what}" for net in ("critic", "actor") for what in LOOKED_AT)
 
 
-class Networks(NamedTuple):
-    """Initialisers and forward passes; observations already normalised."""
-
-    init_actor: Callable[[Array], Any]
-    init_critic: Callable[[Array], Any]
-    actor: Callable[[Any, Array], Array]  # (params, actor_obs) -> action
-    critic: Callable[[Any, Array, Array], Array]  # (params, critic_obs, action) -> [N, .., atoms]
-
-
-def _apply(module: Any) -> Callable[..., Array]:
-    return lambda params, *inputs: module.apply({"params": params}, *inputs)
-
-
-def mlp_networks(spec: EnvSpec, cfg: AgentConfig) -> Networks:
-    """FastTD3's MLPs."""
-    dtype = jnp.bfloat16 if cfg.compute == "bf16" else jnp.float32
-    actor = Actor(spec.action_size, cfg.actor_hidden, dtype)
-
-    def make_critic(name: str) -> Critic:
-        return Critic(cfg.num_atoms, cfg.critic_hidden, dtype, name=name)
-
-    critic = Ensemble(make_critic, cfg.num_critics)
-    x, c = jnp.zeros((1, spec.obs_size)), jnp.zeros((1, spec.critic_size))
-    a = jnp.zeros((1, spec.action_size))
-    return Networks(
-        init_actor=lambda key: actor.init(key, x)["params"],
-        init_critic=lambda key: critic.init(key, c, a)["params"],
-        actor=_apply(actor),
-        critic=_apply(critic),
-    )
-
-
 # --- losses -------------------------------------------------------------------------------------
 
 
-def target_distributions(z: Array, logits: Array, reward: Array, discount: Array, cdq: bool):
-    """What each critic learns, for ONE example: next-state logits [N, A] -> targets [N, A].
-
-    With clipped double Q the distribution of the lower mean serves all critics; the projection
-    preserves the mean, so it is chosen before projecting and only one is projected.
-    """
-    chex.assert_rank([z, logits, reward, discount], [1, 2, 0, 0])
-    p = jax.nn.softmax(logits)  # [N, A]
-    moved = dist.bellman_atoms(z, reward, discount)  # [A]
-    if cdq:
-        lowest = p[jnp.argmin(p @ moved)]
-        return jnp.broadcast_to(dist.project(z, moved, lowest), p.shape)
-    return jax.vmap(lambda q: dist.project(z, moved, q))(p)
-
-
-def critic_loss(z: Array, logits: Array, targets: Array, weight: Array) -> Array:
-    """Sum over critics of the mean cross-entropy; logits [N, B, A], targets [B, N, A]: []."""
-    log_p = jax.nn.log_softmax(logits)
-    cross_entropy = -jnp.einsum("bna,nba->b", targets, log_p)
-    return jnp.mean(weight * cross_entropy)
-
-
-def actor_loss(z: Array, logits: Array, weight: Array, cdq: bool) -> Array:
-    """Minus the mean value of the policy's action; logits [N, B, A]: []."""
-    value = jax.nn.softmax(logits) @ z  # [N, B]
+def actor_loss(value: Array, weight: Array, cdq: bool) -> Array:
+    """Minus the mean value of the policy's action, by the critics `value [N, B]`: []."""
     value = jnp.min(value, axis=0) if cdq else jnp.mean(value, axis=0)
     return -jnp.mean(weight * value)
 
@@ -221,6 +209,11 @@ def step_params(opt, grads: Any, opt_state: Any, params: Any, lr: Array, decay: 
     return params, opt_state
 
 
+def polyak(target: Any, params: Any, tau: Array) -> Any:
+    """target <- target + tau * (params - target), leaf by leaf."""
+    return jax.tree.map(lambda t, p: t + tau * (p - t), target, params)
+
+
 def select(ok: Array, new: Any, old: Any) -> Any:
     """`new` where `ok`, else `old`, leaf by leaf."""
     return jax.tree.map(lambda a, b: jnp.where(ok, a, b), new, old)
@@ -236,29 +229,34 @@ def fast_td3(
     cfg: AgentConfig,
     axis_name: str | None = None,
     *,
+    learn_apart: bool = False,
     networks: Networks | None = None,
-    critic_loss: Callable[..., Array] = critic_loss,
-    actor_loss: Callable[..., Array] = actor_loss,
-    target_distributions: Callable[..., Array] = target_distributions,
+    critic: CriticKind | None = None,
+    actor_loss: Callable[[Array, Array, bool], Array] = actor_loss,
 ) -> Agent:
-    """The agent for an environment. Any of the keyword functions may be replaced by your own.
+    """The agent for an environment. Networks, critics and the actor's loss may be your own.
 
-    `axis_name` names the mapped axis over which gradients and statistics are averaged, if any.
+    `axis_name` names the mapped axis over which gradients and statistics are averaged, if any;
+    `learn_apart` leaves gradients to each device (see `sharding.bundles`).
     """
-    nets = networks or mlp_networks(spec, cfg)
+    kind = critic or CRITICS[cfg.critic]
+    nets = networks or NETWORKS[cfg.network](spec, cfg, kind.outputs(cfg))
+    combine = cfg.cdq_target if cfg.cdq else "own"
     opt = adamw(cfg.max_grad_norm)
 
     def pmean(x: Any) -> Any:
-        return x if axis_name is None else jax.lax.pmean(x, axis_name)
+        return x if axis_name is None or learn_apart else jax.lax.pmean(x, axis_name)
 
     def init(key: Array) -> AgentState:
         key_actor, key_critic = jax.random.split(key)
-        actor, critic = nets.init_actor(key_actor), nets.init_critic(key_critic)
+        actor = nets.project(nets.init_actor(key_actor))
+        critic = nets.project(nets.init_critic(key_critic))
         hyper = Hyper(**{name: jnp.float32(getattr(cfg, name)) for name in Hyper._fields})
         return AgentState(
             actor=actor,
             critic=critic,
             target=jax.tree.map(jnp.copy, critic),
+            target_actor=jax.tree.map(jnp.copy, actor) if cfg.target_actor else None,
             actor_opt=opt.init(actor),
             critic_opt=opt.init(critic),
             obs_stats=norm.init_stats(spec.width),
@@ -307,69 +305,97 @@ def fast_td3(
         )
         return select(finite & used, new, old)
 
-    def update_critic(state: AgentState, batch: Batch, key: Array) -> tuple[AgentState, Metrics]:
+    def atoms(state: AgentState) -> Array:
+        return dist.support(state.hyper.v_min, state.hyper.v_max, cfg.num_atoms)
+
+    def make_targets(state: AgentState, batch: Batch, key: Array) -> Array:
+        """What the critics learn of a batch: [B, N, A]."""
         h = state.hyper
-        z = dist.support(h.v_min, h.v_max, cfg.num_atoms)
         noise = h.policy_noise * jax.random.normal(key, batch.action.shape)
-        next_action = nets.actor(state.actor, spec.actor_obs(batch.next_obs))
+        policy = state.target_actor if cfg.target_actor else state.actor
+        next_action = nets.actor(policy, spec.actor_obs(batch.next_obs))
         next_action += jnp.clip(noise, -h.noise_clip, h.noise_clip)
         next_action = jnp.clip(next_action, -1.0, 1.0)
-        next_logits = nets.critic(state.target, spec.critic_obs(batch.next_obs), next_action)
-        targets = jax.vmap(target_distributions, in_axes=(None, 1, 0, 0, None))(
-            z, next_logits, batch.reward, batch.discount, cfg.cdq
-        )  # [B, N, A]
+        outputs = nets.critic(state.target, spec.critic_obs(batch.next_obs), next_action)
+        return jax.vmap(kind.target, in_axes=(None, 1, 0, 0, None))(
+            atoms(state), outputs, batch.reward, batch.discount, combine
+        )
+
+    def difference(state: AgentState, outputs: Array, targets: Array) -> Array:
+        """|TD error|, mean over the critics: [B]."""
+        z = atoms(state)
+        return jnp.mean(jnp.abs(kind.value(z, outputs) - kind.target_value(z, targets).T), axis=0)
+
+    def update_critic(state: AgentState, batch: Batch, key: Array) -> tuple[AgentState, Metrics]:
+        h, z = state.hyper, atoms(state)
+        targets = make_targets(state, batch, key)
         obs = spec.critic_obs(batch.obs)
 
-        def loss_fn(params: Any) -> Array:
-            return critic_loss(z, nets.critic(params, obs, batch.action), targets, batch.weight)
+        def loss_fn(params: Any) -> tuple[Array, Array]:
+            outputs = nets.critic(params, obs, batch.action)
+            loss = jax.vmap(kind.loss, in_axes=(None, 1, 0))(z, outputs, targets)
+            return jnp.mean(batch.weight * loss), difference(state, outputs, targets)
 
-        loss, grads = jax.value_and_grad(loss_fn)(state.critic)
+        (loss, td_error), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.critic)
         loss, grads = pmean(loss), pmean(grads)
         lr = cosine(h.critic_lr, h.critic_lr_end, state.updates / h.schedule_updates)
         critic, critic_opt = step_params(
             opt, grads, state.critic_opt, state.critic, lr, h.weight_decay
         )
-        target = jax.tree.map(lambda t, q: t + h.tau * (q - t), state.target, critic)
+        critic = nets.project(critic)
+        target = polyak(state.target, critic, h.tau)
         grad_norm = optax.global_norm(grads)
-        value = jnp.mean(targets @ z)
+        value = jnp.mean(kind.target_value(z, targets))
         metrics = {
             "critic_loss": loss,
             "critic_grad_norm": grad_norm,
             "target_value": pmean(value),
+            "td_error": td_error,
         }
         new = state.replace(critic=critic, critic_opt=critic_opt, target=target)
         return guard(state, new, loss, grad_norm, (critic, target), batch, 0), metrics
 
     def update_actor(state: AgentState, batch: Batch) -> tuple[AgentState, Metrics]:
-        h = state.hyper
-        z = dist.support(h.v_min, h.v_max, cfg.num_atoms)
+        h, z = state.hyper, atoms(state)
         actor_in, critic_in = spec.actor_obs(batch.obs), spec.critic_obs(batch.obs)
 
         def loss_fn(params: Any) -> Array:
-            logits = nets.critic(state.critic, critic_in, nets.actor(params, actor_in))
-            return actor_loss(z, logits, batch.weight, cfg.cdq)
+            outputs = nets.critic(state.critic, critic_in, nets.actor(params, actor_in))
+            return actor_loss(kind.value(z, outputs), batch.weight, cfg.cdq)
 
         loss, grads = jax.value_and_grad(loss_fn)(state.actor)
         loss, grads = pmean(loss), pmean(grads)
         lr = cosine(h.actor_lr, h.actor_lr_end, state.updates / h.schedule_updates)
         actor, actor_opt = step_params(opt, grads, state.actor_opt, state.actor, lr, h.weight_decay)
+        actor = nets.project(actor)
         grad_norm = optax.global_norm(grads)
         metrics = {"actor_loss": loss, "actor_grad_norm": grad_norm}
         new = state.replace(actor=actor, actor_opt=actor_opt)
+        if cfg.target_actor:
+            new = new.replace(target_actor=polyak(state.target_actor, actor, h.tau))
         return guard(state, new, loss, grad_norm, actor, batch, 1), metrics
 
-    def update(state: AgentState, batch: Batch, key: Array, *, policy: bool):
+    def prepared(state: AgentState, batch: Batch) -> Batch:
+        """The batch as the networks see it, rewards scaled."""
         if cfg.normalize_reward:
             g_max = jnp.minimum(jnp.abs(state.hyper.v_min), jnp.abs(state.hyper.v_max))
             scale = norm.reward_scale(state.return_stats, g_max)
             batch = batch._replace(reward=batch.reward / scale)
-        batch = batch._replace(
+        return batch._replace(
             obs=normalized(state, batch.obs), next_obs=normalized(state, batch.next_obs)
         )
+
+    def update(state: AgentState, batch: Batch, key: Array, *, policy: bool):
+        batch = prepared(state, batch)
         state, metrics = update_critic(state, batch, key)
         if policy:
             state, more = update_actor(state, batch)
             metrics |= more
         return state, metrics
 
-    return Agent(init, act, observe, update)
+    def td_error(state: AgentState, batch: Batch, key: Array) -> Array:
+        batch = prepared(state, batch)
+        outputs = nets.critic(state.critic, spec.critic_obs(batch.obs), batch.action)
+        return difference(state, outputs, make_targets(state, batch, key))
+
+    return Agent(init, act, observe, update, td_error)

@@ -116,34 +116,45 @@ def make_noise(cfg: LoopConfig) -> Noise:
     return exploration.random_warmup(noise, steps) if cfg.warmup_random else noise
 
 
-def make_learn(agent: Agent, replay: Replay, cfg: LoopConfig) -> Callable[..., tuple[Any, Metrics]]:
-    """learn(state, key, plan) -> (agent_state, metrics): the updates alone, no environment."""
+def make_learn(agent: Agent, replay: Replay, cfg: LoopConfig) -> Callable[..., Any]:
+    """learn(state, key, plan) -> (agent_state, replay_state, metrics): updates, no environment."""
+    judge = replay.update_priority
 
-    def learn(state: TrainState, key: Array, plan: tuple[bool, ...]) -> tuple[Any, Metrics]:
+    def learn(state: TrainState, key: Array, plan: tuple[bool, ...]) -> tuple[Any, Any, Metrics]:
         """One critic update per entry of `plan`; the policy learns where it says True."""
         learning = state.iteration >= cfg.warmup
 
-        def one(agent_state: Any, key: Array, policy: bool) -> tuple[Any, Metrics]:
+        def one(carry: Any, key: Array, policy: bool) -> tuple[Any, Metrics]:
+            agent_state, ring = carry  # None: a ring that learning leaves alone stays outside
             key_sample, key_update = jax.random.split(key)
-            batch = replay.sample(state.replay, key_sample, agent_state.hyper.gamma)
+            source = state.replay if ring is None else ring
+            batch = replay.sample(source, key_sample, agent_state.hyper.gamma)
             batch = batch._replace(weight=jnp.where(learning, batch.weight, 0.0))
-            return agent.update(agent_state, batch, key_update, policy=policy)
+            agent_state, metrics = agent.update(agent_state, batch, key_update, policy=policy)
+            td_error = metrics.pop("td_error", None)
+            if judge is not None:
+                ring = judge(source, batch, td_error)
+            return (agent_state, ring), metrics
 
         pattern = shortest_period(plan)
 
-        def group(agent_state: Any, keys: Array) -> tuple[Any, Metrics]:
+        def group(carry: Any, keys: Array) -> tuple[Any, Metrics]:
             """The pattern, unrolled: the delayed policy costs no cond."""
             history = []
             for key, policy in zip(keys, pattern, strict=True):
-                agent_state, metrics = one(agent_state, key, policy)
+                carry, metrics = one(carry, key, policy)
                 history.append(metrics)
-            return agent_state, merge_metrics(history)
+            return carry, merge_metrics(history)
 
         keys = jax.random.split(key, (len(plan) // len(pattern), len(pattern)))
+        carry = (state.agent, None if judge is None else state.replay)
         if len(pattern) == len(plan):
-            return group(state.agent, keys[0])
-        agent_state, metrics = jax.lax.scan(group, state.agent, keys)
-        return agent_state, reduce_metrics(metrics)
+            carry, metrics = group(carry, keys[0])
+        else:
+            carry, stacked = jax.lax.scan(group, carry, keys)
+            metrics = reduce_metrics(stacked)
+        agent_state, ring = carry
+        return agent_state, state.replay if ring is None else ring, metrics
 
     return learn
 
@@ -203,8 +214,8 @@ def make_train_step(
                 state, metrics = collect(state, key_collect)
                 history.append(metrics)
             now = plan[i * updates : (i + 1) * updates]
-            agent_state, metrics = learn(state, key_learn, now)
-            state = state.replace(agent=agent_state)
+            agent_state, replay_state, metrics = learn(state, key_learn, now)
+            state = state.replace(agent=agent_state, replay=replay_state)
             history.append({f"train/{name}": value for name, value in metrics.items()})
         state = state.replace(iteration=state.iteration + 1)
         return strong_types(state), merge_metrics(history)

@@ -120,6 +120,7 @@ class Batch(NamedTuple):
     discount: Array  # [B] gamma^k, 0 where the window ends the episode
     next_obs: Array  # [B, D]
     weight: Array  # [B] weight in the loss, 0 for quarantined steps
+    index: Any = None  # where in the ring they are, for a replay that asks the learner about them
 
 
 class EnvState(struct.PyTreeNode):
@@ -162,7 +163,7 @@ class TrainState(struct.PyTreeNode):
 
 
 class Agent(NamedTuple):
-    """An algorithm as a value: four pure functions (compare `optax.GradientTransformation`)."""
+    """An algorithm as a value: pure functions (compare `optax.GradientTransformation`)."""
 
     init: Callable[[Array], Any]
     """init(key) -> AgentState"""
@@ -171,7 +172,10 @@ class Agent(NamedTuple):
     observe: Callable[[Any, Transition, Array], Any]
     """observe(agent_state, transition, discounted_return [E]) -> agent_state, statistics updated"""
     update: Callable[..., tuple[Any, Metrics]]
-    """update(agent_state, batch, key, policy=bool) -> (agent_state, metrics)"""
+    """update(agent_state, batch, key, policy=bool) -> (agent_state, metrics); the metric `td_error
+    [B]`, if there is one, tells the replay what surprised the learner"""
+    td_error: Callable[[Any, Batch, Array], Array] | None = None
+    """td_error(agent_state, batch, key) -> |TD error| [B], of what was just collected"""
 
 
 class Replay(NamedTuple):
@@ -183,6 +187,10 @@ class Replay(NamedTuple):
     """add(replay_state, transition) -> replay_state"""
     sample: Callable[[Any, Array, Array], Batch]
     """sample(replay_state, key, gamma) -> Batch"""
+    update_priority: Callable[[Any, Batch, Array], Any] | None = None
+    """update_priority(replay_state, batch, td_error [B]) -> replay_state; None: all are equal"""
+    fresh: Callable[[Any, Array], Batch] | None = None
+    """fresh(replay_state, gamma) -> what the last `add` made available, to be judged at once [E]"""
 
 
 class Noise(NamedTuple):
