@@ -41,6 +41,8 @@ class RunConfig:
     """Iterations between checkpoints (0: only at the end)."""
     keep: int = 2
     """Checkpoints kept beside the best one."""
+    devices: int = 0
+    """Devices to use (0: all)."""
 
     def __post_init__(self):
         if self.seed < 0:
@@ -52,6 +54,7 @@ class RunConfig:
             ("eval_episodes", 1),
             ("checkpoint_every", 0),
             ("keep", 2),
+            ("devices", 0),
         ):
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)} is below {least}")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from jaxtd3 import __version__
+from jaxtd3 import __version__, sharding
 from jaxtd3.checkpoint import state_sha256
 from jaxtd3.logging import dumps
 from jaxtd3.rundir import CRASH_FILE, POLICY_FILE, SUMMARY_FILE, VIDEO_FILE
@@ -120,7 +120,14 @@ def split_train(session: Session, state: TrainState, repeats: int = 10) -> dict[
     parts, run = session.parts, session.config.run
     learn = make_learn(parts.agent, parts.replay, session.config.loop)
     plan = update_plan(session.config.loop)
-    updates = jax.jit(lambda state, key: learn(state, key, plan)[0])
+    mapped = jax.shard_map(
+        lambda state, key: learn(state, sharding.local_key(key, sharding.AXIS), plan)[0],
+        mesh=parts.mesh,
+        in_specs=(sharding.state_specs(state), sharding.WHOLE),
+        out_specs=sharding.WHOLE,
+        check_vma=False,
+    )
+    updates = jax.jit(mapped)
     key = jax.random.key(run.seed)
     jax.block_until_ready(updates(state, key))
     begin = time.perf_counter()

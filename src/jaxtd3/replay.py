@@ -13,6 +13,9 @@ An environment truncates at most once per `episode_length` steps, so a side ring
 `ceil(T / L) + 2` rows is exact. Windows of n steps are built when sampling and end at the first of:
 n steps, an episode end, the step before a quarantined one, the newest slab.
 
+With `store_terms` the ring keeps the raw reward terms instead of the reward: what is sampled is
+rewarded under the weights of now, so all past data count when the weights change.
+
 The arrays are only ever touched by one slab write and by gathers: reshaping the ring, or passing it
 through `lax.cond`, would copy it.
 """
@@ -21,12 +24,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import chex
 import jax
 import jax.numpy as jnp
 from flax import struct
 
+from jaxtd3.errors import nearest
 from jaxtd3.types import Array, Batch, EnvSpec, Replay, Transition
 
 RUNNING, TERMINATED, TRUNCATED, INVALID = 0, 1, 2, 3
@@ -48,6 +53,21 @@ class ReplayConfig:
     """Bootstrap through the time limit (off: FastTD3's disable_bootstrap)."""
     store_next_obs: bool = False
     """Keep every next observation too, for environments whose next step does not begin with it."""
+    store_terms: bool = False
+    """Keep the raw reward terms instead of the reward, so that a change of reward weights counts
+    for all past data."""
+    prioritized: bool = False
+    """Draw by priority (Ape-X): what surprised the learner comes more often."""
+    priority_alpha: float = 0.6
+    """Priority = |TD error|^alpha."""
+    priority_beta: float = 0.4
+    """Importance weights are (n P)^-beta: 1 undoes the preference for surprises."""
+    priority_beta_end: float = 1.0
+    """Beta at the end of its linear schedule."""
+    priority_steps: int = 100_000
+    """Environment steps over which beta goes from start to end (preset: the whole run)."""
+    priority_new: str = "td"
+    """Priority of new data: td (|TD error|, computed as they are collected) or max."""
 
     def __post_init__(self):
         for name, least in (("length", 2), ("batch_size", 1), ("n_step", 1)):
@@ -55,18 +75,28 @@ class ReplayConfig:
                 raise ValueError(f"replay {name}={getattr(self, name)} is below {least}")
         if self.n_step >= self.length:
             raise ValueError(f"n_step={self.n_step} does not fit a ring of length={self.length}")
+        for name in ("priority_alpha", "priority_beta", "priority_beta_end"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}={getattr(self, name)} is not between 0 and 1")
+        if self.priority_steps < 1:
+            raise ValueError(f"priority_steps={self.priority_steps} is below 1")
+        if self.priority_new not in ("td", "max"):
+            raise ValueError(nearest("priority_new", self.priority_new, ("td", "max")))
 
 
 class ReplayState(struct.PyTreeNode):
     obs: Array  # [T, E, D]
     action: Array  # [T, E, U]
-    reward: Array  # [T, E] f32
+    reward: Array  # [T, E] f32; [1, 1] with store_terms
     end: Array  # [T, E] uint8: RUNNING, TERMINATED, TRUNCATED or INVALID
     slot: Array  # [T, E] uint16: row of the side ring, where truncated
     final_obs: Array  # [S, E, D] side ring; [T, E, D] with store_next_obs
     next_slot: Array  # [E] int32: side-ring row to write next
     head: Array  # [] int32: slab to write next
     size: Array  # [] int32: slabs written, at most T
+    terms: Any = None  # [T, E, K] f32 with store_terms
+    weights: Any = None  # [K, 1] f32 with store_terms: those that samples are rewarded under
+    spec: EnvSpec | None = struct.field(pytree_node=False, default=None)  # with store_terms
 
 
 def side_rows(spec: EnvSpec, cfg: ReplayConfig) -> int:
@@ -76,17 +106,27 @@ def side_rows(spec: EnvSpec, cfg: ReplayConfig) -> int:
     return math.ceil(cfg.length / spec.episode_length) + 2
 
 
-def make_replay(spec: EnvSpec, cfg: ReplayConfig) -> Replay:
-    """The ring buffer of one device, bound to an environment's sizes."""
+def make_replay(spec: EnvSpec, cfg: ReplayConfig, axis_name: str | None = None) -> Replay:
+    """The ring buffer of one device, bound to an environment's sizes.
+
+    `axis_name` names the mapped axis over which priorities are normalised, if any.
+    """
     if not cfg.store_next_obs and side_rows(spec, cfg) > 2**16:
         raise ValueError(
             f"episode_length={spec.episode_length} is too short for length={cfg.length}: "
             "set store_next_obs"
         )
+    if cfg.store_terms and not spec.reward_terms:
+        raise ValueError(f"{spec.name}'s reward is not a weighted sum: there are no terms to store")
+    if cfg.prioritized:
+        from jaxtd3.prioritized import prioritized_replay  # it builds upon this module
+
+        return prioritized_replay(spec, cfg, axis_name)
     return Replay(
         init=lambda num_envs: init(spec, cfg, num_envs),
         add=lambda state, tr: add(state, tr, store_next_obs=cfg.store_next_obs),
         sample=lambda state, key, gamma: sample(state, key, gamma, cfg),
+        relabel=relabel,
     )
 
 
@@ -95,16 +135,21 @@ def init(spec: EnvSpec, cfg: ReplayConfig, num_envs: int) -> ReplayState:
     store = jnp.bfloat16 if cfg.bf16 else jnp.float32
     t, e = cfg.length, num_envs
     slots = (1, 1) if cfg.store_next_obs else (t, e)
+    kept: dict[str, Any] = {}
+    if cfg.store_terms:
+        kept = {"terms": jnp.zeros((t, e, len(spec.reward_terms))), "spec": spec}
+        kept["weights"] = jnp.array(spec.default_weights, jnp.float32)[:, None]
     return ReplayState(
         obs=jnp.zeros((t, e, spec.width), store),
         action=jnp.zeros((t, e, spec.action_size), store),
-        reward=jnp.zeros((t, e), jnp.float32),
+        reward=jnp.zeros((1, 1) if cfg.store_terms else (t, e), jnp.float32),
         end=jnp.zeros((t, e), jnp.uint8),
         slot=jnp.zeros(slots, jnp.uint16),
         final_obs=jnp.zeros((side_rows(spec, cfg), e, spec.width), store),
         next_slot=jnp.zeros((e,), jnp.int32),
         head=jnp.zeros((), jnp.int32),
         size=jnp.zeros((), jnp.int32),
+        **kept,
     )
 
 
@@ -143,10 +188,14 @@ def add(state: ReplayState, tr: Transition, store_next_obs: bool = False) -> Rep
         )
         slot = write(slot, next_slot)
         next_slot = jnp.where(truncated, (next_slot + 1) % rows, next_slot)
+    if state.spec is None:
+        label = {"reward": write(state.reward, jnp.where(valid, tr.reward, 0.0))}
+    else:
+        label = {"terms": write(state.terms, jnp.where(valid[:, None], tr.terms, 0.0))}
     return state.replace(
         obs=write(state.obs, tr.obs),
         action=write(state.action, tr.action),
-        reward=write(state.reward, jnp.where(valid, tr.reward, 0.0)),
+        **label,
         end=write(state.end, end),
         slot=slot,
         final_obs=finals,
@@ -154,6 +203,18 @@ def add(state: ReplayState, tr: Transition, store_next_obs: bool = False) -> Rep
         head=(head + 1) % length,
         size=jnp.minimum(state.size + 1, length),
     )
+
+
+def relabel(state: ReplayState, weights: Array) -> ReplayState:
+    """The ring whose samples are rewarded under `weights [K]`; without terms, the ring as it is."""
+    return state if state.spec is None else state.replace(weights=weights[:, None])
+
+
+def reward_at(state: ReplayState, row: Array, env: Array) -> Array:
+    """Stored or relabelled rewards: [B]."""
+    if state.spec is None:
+        return state.reward[row, env]
+    return state.spec.combine(state.terms[row, env], state.weights[:, 0])
 
 
 def sample(state: ReplayState, key: Array, gamma: Array, cfg: ReplayConfig) -> Batch:
@@ -192,7 +253,7 @@ def windows(
         newest = offset + j >= state.size - 1
         has_next = (end != RUNNING) | ~newest | cfg.store_next_obs
         take = open_ & (end != INVALID) & has_next & (offset + j < state.size)
-        reward = jnp.where(take, reward + gamma**j * state.reward[row(j), env], reward)
+        reward = jnp.where(take, reward + gamma**j * reward_at(state, row(j), env), reward)
         steps = jnp.where(take, j + 1, steps)
         last_end = jnp.where(take, end, last_end)
         open_ = take & (end == RUNNING)

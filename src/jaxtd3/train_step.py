@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jaxtd3 import exploration
 from jaxtd3.errors import nearest
 from jaxtd3.normalize import discounted_return
+from jaxtd3.sharding import AXIS, WHOLE, average, local_key, reduce_shards
 from jaxtd3.types import Agent, Array, BatchEnv, Metrics, Noise, Replay, TrainState
 
 StepFn = Callable[[TrainState], tuple[TrainState, Metrics]]
@@ -34,6 +35,9 @@ class LoopConfig:
     """Policy updates per iteration, spread evenly over the critic updates."""
     warmup: int = 10
     """Iterations of collecting before learning begins."""
+    sync_every: int = 1
+    """Updates between two averagings over devices (1: of gradients, at every update; more: each
+    device learns alone in between, as Gorila's bundles do)."""
     warmup_random: bool = False
     """Uniform actions during warm-up, instead of the untrained policy with noise."""
     noise: str = "mixed"
@@ -54,6 +58,9 @@ class LoopConfig:
     """Correlation of exploration noise from step to step (0: white; 1: held for the episode)."""
     sigma_white: float = 0.0
     """White noise beside the correlated noise."""
+    curriculum: int = 0
+    """Iterations over which reward terms of negative weight grow from nothing to their full weight
+    (0: full from the start)."""
 
     def __post_init__(self):
         k, u, v = self.collect_steps, self.critic_updates, self.policy_updates
@@ -65,6 +72,10 @@ class LoopConfig:
             raise ValueError(f"critic_updates={u} is not divisible by policy_updates={v}")
         if self.warmup < 0:
             raise ValueError(f"warmup={self.warmup} is negative")
+        if self.sync_every < 1:
+            raise ValueError(f"sync_every={self.sync_every} is below 1")
+        if self.curriculum < 0:
+            raise ValueError(f"curriculum={self.curriculum} is negative")
         check_noise(self)
 
 
@@ -88,6 +99,25 @@ def check_noise(cfg: LoopConfig) -> None:
     for name, ok in checks.items():
         if not ok:
             raise ValueError(f"{name}={getattr(cfg, name)} is out of range")
+
+
+Schedule = Callable[[Array, Array], Array]
+"""schedule(weights [K], iteration []) -> the reward weights of now [K]"""
+
+
+def growing_penalties(iterations: int) -> Schedule:
+    """Terms of negative weight count from nothing up to fully, linearly over `iterations`."""
+
+    def schedule(weights: Array, iteration: Array) -> Array:
+        share = jnp.clip(iteration / iterations, 0.0, 1.0)
+        return jnp.where(weights < 0, weights * share, weights)
+
+    return schedule
+
+
+def make_schedule(cfg: LoopConfig) -> Schedule:
+    """The course of the reward weights that a config describes."""
+    return growing_penalties(cfg.curriculum) if cfg.curriculum else lambda weights, _: weights
 
 
 class TrainFns(NamedTuple):
@@ -160,10 +190,21 @@ def make_learn(agent: Agent, replay: Replay, cfg: LoopConfig) -> Callable[..., A
 
 
 def make_train_step(
-    env: BatchEnv, agent: Agent, replay: Replay, cfg: LoopConfig, *, noise: Noise | None = None
+    env: BatchEnv,
+    agent: Agent,
+    replay: Replay,
+    cfg: LoopConfig,
+    axis_name: str | None = None,
+    *,
+    noise: Noise | None = None,
+    schedule: Schedule | None = None,
 ) -> TrainFns:
-    """Bind the parts together: `(init, collect_step, train_step)`."""
+    """Bind the parts together: `(init, collect_step, train_step)`.
+
+    `axis_name` names the mesh axis over which a sharded program runs the steps (`make_chunk`).
+    """
     explore = noise or make_noise(cfg)
+    weights_at = schedule or make_schedule(cfg)
     learn = make_learn(agent, replay, cfg)
 
     def init(key: Array) -> TrainState:
@@ -179,26 +220,35 @@ def make_train_step(
         )
         return strong_types(state)
 
+    def judge(state: TrainState, key: Array) -> TrainState:
+        """New data enter a prioritised replay by their TD error."""
+        if not (agent.td_error and replay.fresh and replay.update_priority):
+            return state
+        batch = replay.fresh(state.replay, state.agent.hyper.gamma)
+        td_error = agent.td_error(state.agent, batch, key)
+        return state.replace(replay=replay.update_priority(state.replay, batch, td_error))
+
     def collect(state: TrainState, key: Array) -> tuple[TrainState, Metrics]:
         """One step of every environment into the ring."""
-        key_noise, key_env, key_redraw = jax.random.split(key, 3)
+        key_noise, key_env, key_redraw, key_judge = jax.random.split(key, 4)
         action = agent.act(state.agent, state.env.obs)
         action = explore.apply(state.noise, action, key_noise)
-        env_state, tr, metrics = env.step(state.env, action, key_env)
+        weights = weights_at(state.env.weights, state.iteration)
+        env_state, tr, metrics = env.step(state.env.replace(weights=weights), action, key_env)
         gamma = state.agent.hyper.gamma
         discounted = discounted_return(state.discounted, tr.reward, tr.done, gamma)
         state = state.replace(
             agent=agent.observe(state.agent, tr, discounted),
-            replay=replay.add(state.replay, tr),
-            env=env_state,
+            replay=replay.relabel(replay.add(state.replay, tr), weights),
+            env=env_state.replace(weights=state.env.weights),
             noise=explore.redraw(state.noise, tr.done, key_redraw),
             discounted=discounted,
         )
-        return state, metrics
+        return judge(state, key_judge), metrics
 
     def collect_step(state: TrainState) -> tuple[TrainState, Metrics]:
         key, key_collect = jax.random.split(state.key)
-        state, metrics = collect(state.replace(key=key), key_collect)
+        state, metrics = collect(state.replace(key=key), local_key(key_collect, axis_name))
         return strong_types(state), metrics
 
     def train_step(state: TrainState) -> tuple[TrainState, Metrics]:
@@ -209,6 +259,7 @@ def make_train_step(
         state = state.replace(key=key)
         history = []
         for i, key_round in enumerate(keys):
+            key_round = local_key(key_round, axis_name)
             key_learn, *keys_collect = jax.random.split(key_round, collects + 1)
             for key_collect in keys_collect:
                 state, metrics = collect(state, key_collect)
@@ -223,18 +274,40 @@ def make_train_step(
     return TrainFns(init, collect_step, train_step)
 
 
-def make_chunk(train_step: StepFn, length: int) -> StepFn:
+def make_chunk(
+    train_step: StepFn, length: int, layout: TrainState | None = None, *, settle: bool = False
+) -> StepFn:
     """`length` iterations as one compiled program that updates the state in place.
 
     The state is donated: its old value is gone after the call. Metrics come back reduced over the
-    chunk, so one small transfer tells all.
+    chunk, so one small transfer tells all. With a layout (`sharding.make_layout`) every device runs
+    the steps on its part of the state; `settle` then averages agents that learnt apart
+    (`sync_every`) at the end.
     """
 
     def chunk(state: TrainState) -> tuple[TrainState, Metrics]:
         state, metrics = jax.lax.scan(lambda s, _: train_step(s), state, length=length)
         return state, reduce_metrics(metrics)
 
-    return jax.jit(chunk, donate_argnums=0)
+    if layout is None:
+        return jax.jit(chunk, donate_argnums=0)
+
+    def part(state: TrainState) -> tuple[TrainState, Metrics]:
+        state, metrics = chunk(state)
+        if settle:
+            state = state.replace(agent=average(state.agent, AXIS))
+        return state, reduce_shards(metrics, is_sum, AXIS)
+
+    specs = jax.tree.map(lambda sharding: sharding.spec, layout)
+    # MJX's solver fails the check of what is replicated; tests compare the devices instead.
+    mapped = jax.shard_map(
+        part,
+        mesh=layout.iteration.mesh,
+        in_specs=(specs,),
+        out_specs=(specs, WHOLE),
+        check_vma=False,
+    )
+    return jax.jit(mapped, donate_argnums=0, in_shardings=(layout,), out_shardings=(layout, None))
 
 
 def update_plan(cfg: LoopConfig) -> tuple[bool, ...]:

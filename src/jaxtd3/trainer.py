@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
-from jaxtd3 import fault, finish, memory
+from jaxtd3 import fault, finish, memory, sharding
 from jaxtd3 import logging as logs
 from jaxtd3.checkpoint import CheckpointStore, RunLock, read_meta, restore_agent, restore_from
 from jaxtd3.clock import Clock, compile_log
@@ -70,6 +71,8 @@ class Parts(NamedTuple):
     """A run's parts, nothing allocated yet."""
 
     config: Config
+    mesh: Mesh
+    layout: TrainState  # of jax.sharding.NamedSharding
     env: BatchEnv
     eval_env: BatchEnv
     agent: Agent
@@ -82,20 +85,28 @@ class Parts(NamedTuple):
 def build(config: Config) -> Parts:
     """Load and bind the parts; a setting that does not fit them is the user's error."""
     try:
-        env = make_env(config.env)
+        mesh = sharding.make_mesh(config.run.devices)
+        sharding.share(config.env.num_envs, mesh, "num_envs")
+        env = make_env(config.env, mesh)
         eval_env = env
         if config.env.push:  # evaluations are not disturbed
-            eval_env = make_env(replace(config.env, push=False))
-        agent = fast_td3(env.spec, config.agent)
-        replay = make_replay(env.spec, config.replay)
+            eval_env = make_env(replace(config.env, push=False), mesh)
+        sync = config.loop.sync_every
+        agent = fast_td3(env.spec, config.agent, sharding.AXIS, learn_apart=sync > 1)
+        if sync > 1:
+            agent = sharding.bundles(agent, sync, sharding.AXIS)
+        replay = make_replay(env.spec, sharding.local_replay(config.replay, mesh))
     except ValueError as error:
         raise UserError(str(error)) from error
-    agent = agent._replace(init=jax.jit(agent.init))  # one program instead of many small ones
-    replay = replay._replace(init=jax.jit(replay.init, static_argnums=0))
-    fns = make_train_step(env, agent, replay, config.loop)
-    shapes = jax.eval_shape(fns.init, jax.random.key(0))
-    evaluate = make_evaluate(eval_env, agent, config.run.eval_episodes)
-    return Parts(config, env, eval_env, agent, replay, fns, shapes, evaluate)
+    agent, replay = sharding.spread_inits(agent, replay, mesh)
+    fns = make_train_step(env, agent, replay, config.loop, sharding.AXIS)
+    init = fns.init
+    shapes = jax.eval_shape(init, jax.random.key(0))
+    layout = sharding.make_layout(shapes, mesh)
+    shapes = sharding.place(shapes, layout)
+    fns = fns._replace(init=lambda key: sharding.place(init(key), layout))
+    evaluate = make_evaluate(eval_env, agent, config.run.eval_episodes, mesh)
+    return Parts(config, mesh, layout, env, eval_env, agent, replay, fns, shapes, evaluate)
 
 
 def whole_chunks(config: Config) -> tuple[Config, list[str]]:
@@ -159,7 +170,12 @@ class Session:
         """The chunk, compiled ahead of any allocation; refused if it would not fit."""
         self.ui.stage("compiling")
         before, hits = self.clock["compile"], compile_log().hits
-        chunk: Any = make_chunk(self.parts.fns.train_step, self.config.run.log_every)
+        chunk: Any = make_chunk(
+            self.parts.fns.train_step,
+            self.config.run.log_every,
+            self.parts.layout,
+            settle=self.config.loop.sync_every > 1,
+        )
         with self.clock("compile"):
             compiled = chunk.lower(self.parts.shapes).compile()
         seconds = self.clock["compile"] - before
@@ -210,7 +226,7 @@ class Session:
         steps = min(self.config.replay.length, max(REFILL, self.config.loop.warmup))
         self.ui.note(f"the checkpoint has no replay: collecting {steps} steps per environment")
         with self.clock("other"):
-            return make_chunk(self.parts.fns.collect_step, steps)(state)[0]
+            return make_chunk(self.parts.fns.collect_step, steps, self.parts.layout)(state)[0]
 
     def start(self, earlier: Any) -> TrainState:
         """The first state: new, resumed, or with another run's weights."""

@@ -57,6 +57,11 @@ class EnvSpec:
     def critic_size(self) -> int:
         return self.width if self.critic_sees_obs else self.extra_size
 
+    def combine(self, terms: Array, weights: Array) -> Array:
+        """clip(scale * sum_k weights_k * terms_k): [..]."""
+        reward = self.reward_scale * (terms @ weights)
+        return reward if self.reward_clip is None else jax.numpy.clip(reward, *self.reward_clip)
+
     def actor_obs(self, x: Array) -> Array:
         """The actor's part of flat observations (or of statistics over them): [.., obs]."""
         return x[..., : self.obs_size]
@@ -132,7 +137,7 @@ class EnvState(struct.PyTreeNode):
     returns: Array  # [E] reward summed since reset
     pool: Any  # [P, ...]
     pool_obs: Array  # [P, D]
-    cursor: Array  # [] int32, next pool entry to use
+    cursor: Array  # [1] int32, next pool entry to use; one per device
     weights: Array  # [K] reward weights, traced
 
 
@@ -191,6 +196,8 @@ class Replay(NamedTuple):
     """update_priority(replay_state, batch, td_error [B]) -> replay_state; None: all are equal"""
     fresh: Callable[[Any, Array], Batch] | None = None
     """fresh(replay_state, gamma) -> what the last `add` made available, to be judged at once [E]"""
+    relabel: Callable[[Any, Array], Any] = lambda state, weights: state
+    """relabel(replay_state, weights [K]) -> replay_state whose samples are rewarded under them"""
 
 
 class Noise(NamedTuple):

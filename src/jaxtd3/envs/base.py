@@ -7,14 +7,18 @@ first states, so the reset is compiled once and never stands inside the training
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from jaxtd3.errors import nearest
+from jaxtd3.flat import flat_vmap
+from jaxtd3.sharding import over_envs
 from jaxtd3.types import Array, BatchEnv, Env, EnvSpec, EnvState, Metrics, Transition
 
 
@@ -57,9 +61,8 @@ class EnvConfig:
 
 
 def combine_terms(spec: EnvSpec, terms: Array, weights: Array) -> Array:
-    """clip(scale * sum_k weights_k * terms_k): [..]."""
-    reward = spec.reward_scale * (terms @ weights)
-    return reward if spec.reward_clip is None else jnp.clip(reward, *spec.reward_clip)
+    """The reward of raw terms [.., K] under weights [K]: [..]."""
+    return spec.combine(terms, weights)
 
 
 def reward_weights(spec: EnvSpec, changes: Mapping[str, float]) -> Array:
@@ -69,7 +72,7 @@ def reward_weights(spec: EnvSpec, changes: Mapping[str, float]) -> Array:
     for name, value in changes.items():
         if name not in spec.reward_terms:
             raise ValueError(nearest("reward term", name, spec.reward_terms))
-        if not jnp.isfinite(value):
+        if not math.isfinite(value):
             raise ValueError(f"reward {name}={value} is not finite")
     own = zip(spec.reward_terms, spec.default_weights, strict=True)
     return jnp.array([changes.get(name, weight) for name, weight in own], jnp.float32)
@@ -104,15 +107,20 @@ def finite_envs(tree: Any, num_envs: int, infinite: bool = True) -> Array:
     return ok
 
 
-def batch_env(env: Env, cfg: EnvConfig) -> BatchEnv:
-    """The training environment over `cfg.num_envs` copies of `env`."""
+def batch_env(env: Env, cfg: EnvConfig, mesh: Mesh | None = None) -> BatchEnv:
+    """The training environment over `cfg.num_envs` copies of `env`.
+
+    `init` and `refresh` make states of all environments, each device its own where there is a
+    mesh; `step` moves those that its arguments hold, so it stands inside `shard_map` as it is.
+    """
     spec, num = env.spec, cfg.num_envs
     limit = cfg.episode_length or spec.episode_length
     if limit != spec.episode_length:
         spec = replace(spec, episode_length=limit)
     weights = reward_weights(spec, cfg.weights)
-    refills = max(1, num // 16)
-    reset_all = jax.jit(jax.vmap(env.reset))  # one program for first states and every refill
+    physics = flat_vmap(env.step)
+    # one program for first states and every refill
+    reset_all = jax.jit(over_envs(flat_vmap(env.reset), mesh))
 
     def init(key: Array) -> EnvState:
         key_first, key_pool, key_age = jax.random.split(key, 3)
@@ -131,12 +139,13 @@ def batch_env(env: Env, cfg: EnvConfig) -> BatchEnv:
             returns=jnp.zeros(num),
             pool=pool,
             pool_obs=pool_obs,
-            cursor=jnp.zeros((), jnp.int32),
+            cursor=jnp.zeros(1 if mesh is None else mesh.size, jnp.int32),
             weights=jnp.copy(weights),  # a state may be donated, this one may not
         )
 
     def fill(state: EnvState, at: Array, fresh: tuple[Any, Array]) -> EnvState:
         """Put fresh states into pool rows `at`, unless they are not finite."""
+        num = state.obs.shape[0]
         good = finite_envs(fresh, at.shape[0], infinite=False)
         old = take_envs(at, (state.pool, state.pool_obs), num)
         new = select_envs(good, fresh, old)
@@ -150,14 +159,21 @@ def batch_env(env: Env, cfg: EnvConfig) -> BatchEnv:
     def refresh(state: EnvState, key: Array) -> EnvState:
         if cfg.reset == "cached":
             return state
-        return jit_fill(state, jnp.arange(num), reset_all(jax.random.split(key, num)))
+        return refill(state, *reset_all(jax.random.split(key, num)))
 
-    jit_fill = jax.jit(fill)
+    @jax.jit
+    def refill(state: EnvState, pool: Any, pool_obs: Array) -> EnvState:
+        """A whole new pool: nothing moves between devices."""
+        old = state.pool, state.pool_obs
+        good = finite_envs((pool, pool_obs), num, infinite=False)
+        pool, pool_obs = select_envs(good, (pool, pool_obs), old)
+        return state.replace(pool=pool, pool_obs=pool_obs)
 
     def step(state: EnvState, action: Array, key: Array) -> tuple[EnvState, Transition, Metrics]:
+        num = state.obs.shape[0]  # of this device
         key_rekey, key_fill = jax.random.split(key)
         action = jnp.clip(action, -1.0, 1.0)
-        out = jax.vmap(env.step)(state.inner, action)
+        out = physics(state.inner, action)
         reward = combine_terms(spec, out.terms, state.weights) if spec.reward_terms else out.reward
         steps = state.steps + 1
 
@@ -204,8 +220,9 @@ def batch_env(env: Env, cfg: EnvConfig) -> BatchEnv:
             cursor=cursor,
         )
         if cfg.reset == "step":
+            refills = max(1, num // 16)
             at = (cursor + jnp.arange(refills)) % num
-            state = fill(state, at, jax.vmap(env.reset)(jax.random.split(key_fill, refills)))
+            state = fill(state, at, flat_vmap(env.reset)(jax.random.split(key_fill, refills)))
         return state, transition, metrics
 
     return BatchEnv(spec, env, num, init, step, refresh)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from jax.sharding import Mesh
+
 from jaxtd3.envs.base import EnvConfig, batch_env
+from jaxtd3.envs.cruise import Cruise
 from jaxtd3.envs.pendulum import Pendulum
 from jaxtd3.envs.playground import load_playground, playground_names
 from jaxtd3.errors import UserError, nearest
 from jaxtd3.types import BatchEnv, Env
 
-_OWN: dict[str, Callable[[], Env]] = {"Pendulum": Pendulum}
+_OWN: dict[str, Callable[[], Env]] = {"Pendulum": Pendulum, "Cruise": Cruise}
 
 
 def register_env(name: str, make: Callable[[], Env]) -> None:
@@ -23,10 +26,10 @@ def env_names() -> tuple[str, ...]:
     return (*_OWN, *playground_names())
 
 
-def make_env(cfg: EnvConfig) -> BatchEnv:
-    """The training environment that `cfg` describes."""
+def make_env(cfg: EnvConfig, mesh: Mesh | None = None) -> BatchEnv:
+    """The training environment that `cfg` describes, spread over the devices of a mesh."""
     if cfg.name in _OWN:
-        return batch_env(_OWN[cfg.name](), cfg)
+        return batch_env(_OWN[cfg.name](), cfg, mesh)
     if cfg.name not in playground_names():
         raise UserError(nearest("env", cfg.name, env_names()))
-    return batch_env(load_playground(cfg), cfg)
+    return batch_env(load_playground(cfg), cfg, mesh)
