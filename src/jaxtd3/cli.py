@@ -78,6 +78,57 @@ class Train:
     """Print the summary as one JSON object, and nothing else."""
 
 
+Tokens = Annotated[tuple[tuple[str, ...], ...], tyro.conf.UseAppendAction]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Train many reward weightings and settings as one program, and rank them.
+
+    Members are ranked by a metric that does not depend on their weights; report.html, results.json
+    and results.csv in the run's folder tell the rest. Settings come as in `jaxtd3 train`.
+    """
+
+    env: Name = None
+    """Environment, as `jaxtd3 envs` lists them."""
+    grid: Annotated[Tokens, shown("NAME=V,V ...")] = ()
+    """Values to combine, of reward terms (energy=0,-5e-5) and settings (agent.gamma=0.97,0.99)."""
+    random: Annotated[Tokens, shown("N NAME=log:A:B ...")] = ()
+    """N draws between bounds, on a log or linear scale; no N with --optuna."""
+    optuna: Annotated[int, shown("TRIALS")] = 0
+    """Let Optuna choose so many combinations out of --grid and --random, wave by wave."""
+    seeds: Annotated[int, shown("N")] = 1
+    """Seeds per combination, from --seed on (1)."""
+    metric: Name = None
+    """Metric to rank by, or module:function of your own (tracking_error, or default_reward)."""
+    pareto: Annotated[tuple[str, ...], shown("METRIC METRIC")] = ()
+    """Two metrics whose Pareto front is drawn."""
+    members_at_once: Count = None
+    """Members trained together (as many as memory allows)."""
+    algo: Name = None
+    """Algorithm (fasttd3)."""
+    profile: Name = None
+    """Hardware to choose sizes for: auto, cpu or gpu (auto)."""
+    config: Folder = None
+    """Saved config.json to start from."""
+    run_dir: Folder = None
+    """Folder of the sweep (runs/ENV-sweep-SEED-TIME)."""
+    resume: Switch = False
+    """Go on with the sweep in --run-dir: finished waves are not trained again."""
+    reward: Annotated[Tokens, shown("TERM=VALUE ...")] = ()
+    """Weights of reward terms that all members share."""
+    reward_preset: Name = None
+    """Reward weights to start from: default or tuned."""
+    video: Switch = True
+    """Film the best three at the end."""
+    wandb: Switch = False
+    """Log every member to Weights & Biases, as one group."""
+    quiet: Switch = False
+    """Print the last lines only."""
+    json: Switch = False
+    """Print the results as one JSON object, and nothing else."""
+
+
 @dataclass(frozen=True)
 class Evaluate:
     """Run a trained policy without noise, one episode per environment."""
@@ -157,7 +208,8 @@ class Command(NamedTuple):
     run: str  # "module:function", imported when called
 
     def __call__(self, name: str, argv: Sequence[str]) -> int:
-        cls: type[Any] = flags.with_sections(self.args) if self.args is Train else self.args
+        whole = self.args in (Train, Sweep)  # every setting is a flag
+        cls: type[Any] = flags.with_sections(self.args) if whole else self.args
         args, given = flags.parse(cls, argv, prog=f"jaxtd3 {name}")
         module, function = self.run.split(":")
         return getattr(importlib.import_module(module), function)(args, given)
@@ -165,6 +217,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "train": Command(Train, "jaxtd3.train:train_command"),
+    "sweep": Command(Sweep, "jaxtd3.sweep:sweep_command"),
     "evaluate": Command(Evaluate, "jaxtd3.commands:evaluate_command"),
     "render": Command(Render, "jaxtd3.commands:render_command"),
     "export": Command(Export, "jaxtd3.commands:export_command"),

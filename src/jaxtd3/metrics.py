@@ -178,8 +178,9 @@ def metrics_of(env: Env) -> dict[str, Metric]:
 
 def fits(env: Env, state: Any, metric: Metric) -> bool:
     """Whether the environment has what the metric reads."""
-    number, flag = jax.ShapeDtypeStruct((), jnp.float32), jax.ShapeDtypeStruct((), bool)
-    action = jax.ShapeDtypeStruct((env.spec.action_size,), jnp.float32)
+    number: Any = jax.ShapeDtypeStruct((), jnp.float32)
+    flag: Any = jax.ShapeDtypeStruct((), bool)
+    action: Any = jax.ShapeDtypeStruct((env.spec.action_size,), jnp.float32)
     step = MetricStep(state, action, action, state, number, flag, flag, number)
     try:
         jax.eval_shape(lambda step: ratio(metric, env, step), step)
@@ -208,18 +209,23 @@ def ratio(metric: Metric, env: Env, step: MetricStep) -> Array:
 
 def make_measure(
     env: BatchEnv, agent: Agent, metrics: Mapping[str, Metric], episodes: int
-) -> Callable[[Any, Array], Metrics]:
-    """measure(agent_state, key) -> each metric, and `length`: the deterministic policy, a whole
-    episode in each of `episodes` environments. vmap it over the members of a population.
+) -> Callable[[Any, Array, Array], Metrics]:
+    """measure(agent_state, weights [K], key) -> every metric, over whole episodes without noise.
+
+    Beside the metrics it tells the mean `length` of an episode and `own_reward`, the return under
+    the given weights, which is no fair measure. vmap it over the members of a population.
     """
     single, spec = env.env, env.env.spec
     chosen = {**metrics, "length": Metric(lambda env, step: (jnp.ones(()), step.first))}
     physics, reset = flat_vmap(single.step), flat_vmap(single.reset)
+    names = [*chosen, "own_reward"]
 
-    def value(step: MetricStep) -> Array:
-        return jnp.stack([ratio(metric, single, step) for metric in chosen.values()])  # [M, 2]
+    def sums_of(step: MetricStep, own: Array) -> Array:
+        """Numerators and denominators of one step: [M, 2]."""
+        pairs = [ratio(metric, single, step) for metric in chosen.values()]
+        return jnp.stack([*pairs, jnp.stack([own, step.first.astype(jnp.float32)])])
 
-    def measure(agent_state: Any, key: Array) -> Metrics:
+    def measure(agent_state: Any, weights: Array, key: Array) -> Metrics:
         def running(carry) -> Array:
             index, alive, *_ = carry
             return (index < spec.episode_length) & jnp.any(alive)
@@ -227,36 +233,31 @@ def make_measure(
         def body(carry):
             index, alive, inner, obs, previous, sums = carry
             action = jnp.clip(agent.act(agent_state, obs), -1.0, 1.0)
-            previous = jnp.where(index == 0, action, previous)
             out = physics(inner, action)
-            finite = jnp.isfinite(out.reward) & jnp.all(jnp.isfinite(out.obs), axis=1)
-            whole = lambda x: jnp.broadcast_to(x, (episodes,))  # noqa: E731
+            own = spec.combine(out.terms, weights) if spec.reward_terms else out.reward
+            left = (spec.episode_length - 1 - index).astype(jnp.float32)
             step = MetricStep(
                 before=inner,
                 action=action,
-                previous=previous,
+                previous=jnp.where(index == 0, action, previous),
                 after=out.state,
                 reward=out.reward,
                 terminated=out.terminated,
-                first=whole(index == 0),
-                remaining=whole((spec.episode_length - 1 - index).astype(jnp.float32)),
+                first=jnp.full(episodes, index == 0),
+                remaining=jnp.full(episodes, left),
             )
-            new = jnp.where((alive & finite)[:, None, None], jax.vmap(value)(step), 0.0)
+            finite = jnp.isfinite(out.reward) & jnp.all(jnp.isfinite(out.obs), axis=1)
+            new = jnp.where((alive & finite)[:, None, None], jax.vmap(sums_of)(step, own), 0.0)
             obs = jnp.where(finite[:, None], out.obs, 0.0)
             alive = alive & ~out.terminated & finite
             return index + 1, alive, out.state, obs, action, sums + jnp.sum(new, axis=0)
 
         inner, obs = reset(jax.random.split(key, episodes))
-        start = (
-            jnp.zeros((), jnp.int32),
-            jnp.ones(episodes, bool),
-            inner,
-            obs,
-            jnp.zeros((episodes, spec.action_size)),
-            jnp.zeros((len(chosen), 2)),
-        )
+        count, alive = jnp.zeros((), jnp.int32), jnp.ones(episodes, bool)
+        action, sums = jnp.zeros((episodes, spec.action_size)), jnp.zeros((len(names), 2))
+        start = (count, alive, inner, obs, action, sums)
         sums = jax.lax.while_loop(running, body, start)[-1]
         found = sums[:, 0] / jnp.maximum(sums[:, 1], TINY)
-        return {name: found[i] for i, name in enumerate(chosen)}
+        return dict(zip(names, found, strict=True))
 
     return measure

@@ -22,7 +22,7 @@ from jaxtd3.types import Array, EnvSpec, EnvStep
 REACH = 0.8  # largest commanded speed
 
 
-class PointMassState(NamedTuple):
+class CruiseState(NamedTuple):
     position: Array  # []
     velocity: Array  # []
     command: Array  # []
@@ -33,20 +33,20 @@ def steady_speed(command: float, tracking: float, energy: float) -> float:
     return command * tracking / (tracking - energy)
 
 
-def tracking_error(env: PointMass, step: MetricStep) -> Array:
+def tracking_error(env: Cruise, step: MetricStep) -> Array:
     return jnp.abs(step.after.velocity - step.before.command)
 
 
-def energy_per_metre(env: PointMass, step: MetricStep) -> tuple[Array, Array]:
+def energy_per_metre(env: Cruise, step: MetricStep) -> tuple[Array, Array]:
     moved = jnp.abs(step.after.position - step.before.position)
     return env.spec.dt * jnp.square(step.action[0]), moved
 
 
-class PointMass:
+class Cruise:
     """Follow a commanded speed. Reward terms: tracking, energy, and a constant bonus."""
 
     spec = EnvSpec(
-        name="PointMass",
+        name="Cruise",
         obs_size=2,
         action_size=1,
         episode_length=100,
@@ -59,24 +59,24 @@ class PointMass:
         "energy_per_metre": Metric(energy_per_metre, unit="J/m"),
     }
 
-    def reset(self, key: Array) -> tuple[PointMassState, Array]:
+    def reset(self, key: Array) -> tuple[CruiseState, Array]:
         command = jax.random.uniform(key, minval=-REACH, maxval=REACH)
-        state = PointMassState(jnp.zeros(()), jnp.zeros(()), command)
+        state = CruiseState(jnp.zeros(()), jnp.zeros(()), command)
         return state, self.observe(state)
 
-    def observe(self, state: PointMassState) -> Array:
+    def observe(self, state: CruiseState) -> Array:
         return jnp.stack([state.velocity, state.command])
 
-    def step(self, state: PointMassState, action: Array) -> EnvStep:
+    def step(self, state: CruiseState, action: Array) -> EnvStep:
         dt, push = self.spec.dt, action[0]
         velocity = state.velocity + dt * (push - state.velocity)
-        state = PointMassState(state.position + dt * velocity, velocity, state.command)
+        state = CruiseState(state.position + dt * velocity, velocity, state.command)
         error = velocity - state.command
         terms = jnp.stack([1.0 - error**2, push**2, jnp.ones(())])
         reward = jnp.sum(terms * jnp.array(self.spec.default_weights))
         return EnvStep(state, self.observe(state), reward, terms, jnp.zeros((), bool))
 
-    def draw(self, state: PointMassState) -> np.ndarray:
+    def draw(self, state: CruiseState) -> np.ndarray:
         """A dot on a track; its speed in blue above, the commanded one in orange: [H, W, 3]."""
         picture = np.full((120, 240, 3), 243, np.uint8)
         picture[58:62] = 200
