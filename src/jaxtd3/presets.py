@@ -1,7 +1,7 @@
 """Settings as data: one table of changes per environment, per algorithm, per hardware.
 
-`preset` applies, in this order: the algorithm's table, the environments' rows whose pattern
-matches, the hardware profile's rows whose pattern matches, the caller's changes.
+`preset` applies, in this order: the environments' rows whose pattern matches, the hardware
+profile's rows whose pattern matches, the algorithm's row and sizes, the caller's changes.
 """
 
 from __future__ import annotations
@@ -16,8 +16,80 @@ from jaxtd3.errors import UserError, nearest
 
 Changes = Mapping[str, Any]
 
+# FastTD3's forebears and variants: what makes each of them itself, over any environment and size.
+PQL: Changes = {
+    "critic": "scalar",
+    "activation": "elu",
+    "noise": "linear",
+    "sigma_min": 0.05,
+    "sigma_max": 0.8,
+    "warmup": 32,
+    "warmup_random": True,
+    "critic_updates": 8,
+    "policy_updates": 4,
+    "n_step": 3,
+    "gamma": 0.99,
+    "tau": 0.05,
+    "policy_noise": 0.8,
+    "noise_clip": 0.2,
+    "max_grad_norm": 0.5,
+    "weight_decay": 0.0,
+}
 ALGORITHMS: dict[str, Changes] = {
     "fasttd3": {},  # the defaults of the config sections are FastTD3's
+    "fasttd3-simbav2": {"network": "simbav2", "weight_decay": 0.0},
+    "fasttd3-simnorm": {"network": "simnorm"},
+    "pql": PQL,
+    "pql-d": {**PQL, "critic": "c51", "cdq_target": "elementwise-min", "num_atoms": 51},
+    "apex": {  # Ape-X DPG: one critic, lagging copies of both networks, a learner that prioritises
+        "critic": "scalar",
+        "num_critics": 1,
+        "cdq": False,
+        "target_actor": True,
+        "noise": "geometric",
+        "sigma_max": 0.4,
+        "noise_alpha": 7.0,
+        "prioritized": True,
+        "priority_alpha": 0.6,
+        "priority_beta": 0.4,
+        "priority_beta_end": 0.4,
+        "critic_updates": 4,
+        "policy_updates": 4,
+        "n_step": 5,
+        "gamma": 0.99,
+        "tau": 0.05,
+        "policy_noise": 0.0,
+        "weight_decay": 0.0,
+    },
+    # Bundles of actor, learner and replay, one per device, that average every 8 updates.
+    "gorila": {"sync_every": 8, "noise": "constant", "sigma_max": 0.4},
+}
+
+# Sizes that an algorithm was published with, and those for two cores, by (algorithm, profile).
+ALGORITHM_SIZES: dict[tuple[str, str], Changes] = {
+    ("fasttd3-simbav2", "gpu"): {
+        "batch_size": 8192,
+        "critic_hidden": 512,
+        "actor_hidden": 256,
+        "critic_lr_end": 3e-5,
+        "actor_lr_end": 3e-5,
+    },
+    ("fasttd3-simbav2", "cpu"): {"critic_hidden": 64, "actor_hidden": 32},
+    ("fasttd3-simnorm", "cpu"): {"simnorm_groups": 8, "simnorm_dim": 8},
+    **{
+        (algo, "gpu"): {
+            "num_envs": 4096,
+            "length": 1024,
+            "batch_size": 8192,
+            "critic_hidden": 512,
+            "actor_hidden": 512,
+            "actor_lr": 5e-4,
+            "actor_lr_end": 5e-4,
+            "critic_lr": 5e-4,
+            "critic_lr_end": 5e-4,
+        }
+        for algo in ("pql", "pql-d")
+    },
 }
 
 # FastTD3's reward for the G1 and T1 joystick tasks; Playground's own weights were tuned for PPO.
@@ -191,14 +263,17 @@ def preset(env: str, algo: str = "fasttd3", profile: str = "auto", **changes: An
         profile = detect_profile()
     if profile not in PROFILES:
         raise UserError(nearest("profile", profile, PROFILES))
-    flat: dict[str, Any] = {"env.name": env, **ALGORITHMS[algo]}
+    flat: dict[str, Any] = {"env.name": env}
     for pattern, row in ENVIRONMENTS + PROFILES[profile]:
         if fnmatchcase(f"{suite_of(env)}/{env}", pattern):
             flat |= row
+    flat |= ALGORITHMS[algo]
+    flat |= ALGORITHM_SIZES.get((algo, profile), {})
     flat |= changes
     config = Config(algo=algo, profile=profile).override(flat)
     lengths = {
         "schedule_updates": config.run.iterations * config.loop.critic_updates,
         "noise_steps": config.run.iterations * config.loop.collect_steps,
+        "priority_steps": config.run.iterations * config.loop.collect_steps,
     }
     return config.override({k: v for k, v in lengths.items() if k not in flat})

@@ -32,9 +32,23 @@ KEPT = (
     "critic_hidden",
     "num_critics",
 )
+    "critic",
+    "target_actor",
+    "network",
+    "activation",
+    "layer_norm",
+    "simnorm_in",
+    "simnorm_groups",
+    "simnorm_dim",
+    "actor_blocks",
+    "critic_blocks",
     "noise",
     "noise_correlation",
     "warmup_random",
+    "prioritized",
+    "priority_alpha",
+    "priority_beta",
+    "priority_beta_end",
 
 
 def train_command(args: Train, given: Mapping[str, Any]) -> int:

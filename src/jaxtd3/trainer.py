@@ -95,7 +95,7 @@ def build(config: Config) -> Parts:
         agent = fast_td3(env.spec, config.agent, sharding.AXIS, learn_apart=sync > 1)
         if sync > 1:
             agent = sharding.bundles(agent, sync, sharding.AXIS)
-        replay = make_replay(env.spec, sharding.local_replay(config.replay, mesh))
+        replay = make_replay(env.spec, sharding.local_replay(config.replay, mesh), sharding.AXIS)
     except ValueError as error:
         raise UserError(str(error)) from error
     agent, replay = sharding.spread_inits(agent, replay, mesh)
@@ -236,7 +236,7 @@ class Session:
             with self.clock("other"):
                 state = self.parts.fns.init(self.keys.init)
             if earlier is not None:
-                names = ("actor", "critic", "target", "obs_stats", "return_stats")
+                names = ("actor", "critic", "target", "target_actor", "obs_stats", "return_stats")
                 taken = {name: getattr(earlier, name) for name in names}
                 state = state.replace(agent=state.agent.replace(**taken))
                 self.ui.note(f"weights from {self.options.init_from}")
