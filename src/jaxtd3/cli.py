@@ -43,7 +43,7 @@ class Train:
     env: Name = None
     """Environment, as `jaxtd3 envs` lists them."""
     algo: Name = None
-    """Algorithm (fasttd3)."""
+    """Algorithm: fasttd3, fasttd3-simbav2, fasttd3-simnorm, pql, pql-d, apex, gorila (fasttd3)."""
     profile: Name = None
     """Hardware to choose sizes for: auto, cpu or gpu (auto)."""
     config: Folder = None
@@ -106,7 +106,7 @@ class Sweep:
     members_at_once: Count = None
     """Members trained together (as many as memory allows)."""
     algo: Name = None
-    """Algorithm (fasttd3)."""
+    """Algorithm: fasttd3, fasttd3-simbav2, fasttd3-simnorm, pql, pql-d, apex, gorila (fasttd3)."""
     profile: Name = None
     """Hardware to choose sizes for: auto, cpu or gpu (auto)."""
     config: Folder = None
