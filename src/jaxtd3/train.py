@@ -31,7 +31,6 @@ KEPT = (
     "actor_hidden",
     "critic_hidden",
     "num_critics",
-)
     "critic",
     "target_actor",
     "network",
@@ -49,6 +48,7 @@ KEPT = (
     "priority_alpha",
     "priority_beta",
     "priority_beta_end",
+)
 
 
 def train_command(args: Train, given: Mapping[str, Any]) -> int:
