@@ -150,6 +150,7 @@ ENVIRONMENTS: list[tuple[str, Changes]] = [
         },
     ),
     ("own/Pendulum", {"iterations": 2_000, "gamma": 0.99, "v_min": -500.0, "v_max": 0.0}),
+    ("own/Cruise", {"iterations": 1_000, "gamma": 0.95, "v_min": -20.0, "v_max": 100.0}),
 ]
 
 # For two cores: small networks and batches, high learning rates, more updates per step.
@@ -222,6 +223,25 @@ PROFILES: dict[str, list[tuple[str, Changes]]] = {
             {"weights": {**TUNED_REWARDS["[GT]1Joystick*"], "alive": 10.0}},
         ),
         ("dm_control/Cheetah*", {"iterations": 6_000, "cdq": False}),
+        (
+            "own/Cruise",
+            {
+                "num_envs": 32,
+                "length": 512,
+                "batch_size": 256,
+                "critic_updates": 2,
+                "policy_updates": 1,
+                "critic_hidden": 64,
+                "actor_hidden": 32,
+                "critic_lr": 1e-3,
+                "critic_lr_end": 1e-3,
+                "actor_lr": 1e-3,
+                "actor_lr_end": 1e-3,
+                "iterations": 1_000,
+                "eval_every": 250,
+                "eval_episodes": 64,
+            },
+        ),
     ],
 }
 
