@@ -27,13 +27,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxtd3 import durable
+from jaxtd3 import distributed, durable
 from jaxtd3.durable import RunLock, verify
 from jaxtd3.errors import UserError
 from jaxtd3.leaves import (
     describe,
     named_leaves,
     place,
+    raw,
     read_arrays,
     state_sha256,
     stored_spec,
@@ -101,7 +102,8 @@ class CheckpointStore:
         self.last_bytes = 0
         """Size of the last checkpoint that was written."""
         self._thread: threading.Thread | None = None
-        durable.tidy(self.directory)
+        if distributed.is_first():
+            durable.tidy(self.directory)
 
     def save(
         self,
@@ -128,6 +130,9 @@ class CheckpointStore:
             "leaves": {name: describe(leaf) for name, leaf in leaves.items()},
         }
         text = json.dumps({**meta, **own}, indent=1, default=_plain)
+        if distributed.several():
+            self._write(int(iteration), {name: raw(leaf) for name, leaf in leaves.items()}, text)
+            return
         arrays = {name: to_host(leaf) for name, leaf in leaves.items()}
         self._thread = threading.Thread(
             target=self._write, args=(int(iteration), arrays, text), name="checkpoint"
@@ -162,15 +167,21 @@ class CheckpointStore:
         good = (info.path for info in self.list() if info.good)
         return next((f"last good checkpoint: {path}" for path in good), "no checkpoint yet")
 
-    def _write(self, iteration: int, arrays: dict[str, np.ndarray], text: str) -> None:
+    def _write(self, iteration: int, arrays: dict[str, Any], text: str) -> None:
+        """Write and publish a checkpoint; several processes write their parts, the first seals."""
         final = self.directory / f"{iteration:09d}"
         temp = final.with_name(durable.TEMP + final.name)
         try:
             _fault("before")
-            durable.remove(temp)
-            temp.mkdir(parents=True)
+            if distributed.is_first():
+                durable.remove(temp)
+                temp.mkdir(parents=True)
+            distributed.barrier("checkpoint begins")
             _fault_at_first_file("arrays", temp)
             write_arrays(temp / STATE, arrays)
+            distributed.barrier("checkpoint written")
+            if not distributed.is_first():
+                return
             (temp / META).write_text(text)
             _fault("manifest")
             durable.seal(temp)

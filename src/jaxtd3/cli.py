@@ -66,6 +66,14 @@ class Train:
     """Weights of reward terms, as `jaxtd3 envs --env NAME` lists them."""
     reward_preset: Name = None
     """Reward weights to start from: default or tuned."""
+    per_device: Switch = False
+    """Read --num-envs and --batch-size as sizes of one device, as FastTD3 does."""
+    coordinator: Name = None
+    """HOST:PORT where several processes meet (SLURM and MPI are recognised without it)."""
+    num_processes: Count = None
+    """Processes in all, with --coordinator."""
+    process_id: Count = None
+    """Number of this process, from 0, with --coordinator."""
     video: Switch = True
     """Film the policy at the end."""
     wandb: Switch = False
@@ -95,6 +103,8 @@ class Sweep:
     """Values to combine, of reward terms (energy=0,-5e-5) and settings (agent.gamma=0.97,0.99)."""
     random: Annotated[Tokens, shown("N NAME=log:A:B ...")] = ()
     """N draws between bounds, on a log or linear scale; no N with --optuna."""
+    points: Folder = None
+    """JSON file with a list of combinations instead: [{"name": "soft", "energy": -1e-4}, ...]."""
     optuna: Annotated[int, shown("TRIALS")] = 0
     """Let Optuna choose so many combinations out of --grid and --random, wave by wave."""
     seeds: Annotated[int, shown("N")] = 1

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 
-from jaxtd3 import __version__, sharding
+from jaxtd3 import __version__, distributed, sharding
 from jaxtd3.checkpoint import state_sha256
 from jaxtd3.logging import dumps
 from jaxtd3.rundir import CRASH_FILE, POLICY_FILE, SUMMARY_FILE, VIDEO_FILE
@@ -88,10 +89,15 @@ def summarize(session: Session, state: TrainState | None, status: str) -> dict[s
         "times": times,
         "devices": [device.device_kind for device in jax.devices()],
         "versions": versions(),
-        "state_sha256": state_sha256(state) if state is not None else None,
+        "state_sha256": whole_sha256(state) if state is not None else None,
         "params_sha256": params_sha256(state.agent) if state is not None else None,
         "error": session.error,
     }
+
+
+def whole_sha256(state: TrainState) -> str | None:
+    """Of the whole state; none where several processes hold parts of it."""
+    return None if distributed.several() else state_sha256(state)
 
 
 def params_sha256(agent: Any) -> str:
@@ -148,6 +154,8 @@ def write_artifacts(
     """Video, policy, summary, curves, report; what cannot be made is told in one line each."""
     run_dir, ui = session.run_dir, session.ui
     video = None
+    if state is not None:  # one device films and exports, whatever others do
+        state = state.replace(agent=jax.tree.map(jnp.asarray, jax.device_get(state.agent)))
 
     def attempt(what: str, make: Callable[[], Any]) -> Any:
         ui.update(stage=what)

@@ -18,6 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxtd3.sharding import put
+
 CHUNK_BYTES = 16 << 20  # the chunks of a large array are compressed side by side
 
 Spec = tuple[np.dtype, tuple[int, ...]]
@@ -53,6 +55,11 @@ def to_host(leaf: Any) -> np.ndarray:
     return np.array(_data(leaf), copy=True)
 
 
+def raw(leaf: Any) -> Any:
+    """An array as it is stored, still on its devices."""
+    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
+
+
 def stored_spec(leaf: Any) -> Spec:
     """Dtype and shape of what is stored for a leaf."""
     raw = jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
@@ -64,13 +71,20 @@ def place(array: np.ndarray, leaf: Any) -> Any:
     if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
         return array
     sharding = leaf.sharding if getattr(leaf, "committed", True) else None
+    if sharding is not None and not sharding.is_fully_addressable:
+        return put(_as_key(array, leaf) if _is_key(leaf) else array, sharding)
     if not _is_key(leaf):
         # jnp.array copies; device_put may borrow numpy's memory, which no donation can reuse
         return jnp.array(array, device=sharding)
+    keys = _as_key(array, leaf)
+    return keys if sharding is None else jax.device_put(keys, sharding)
+
+
+def _as_key(array: np.ndarray, leaf: Any) -> Any:
+    """Stored words as keys of the template's kind."""
     impl: list[Any] = []
     jax.eval_shape(lambda key: impl.append(jax.random.key_impl(key)), leaf)
-    keys = jax.random.wrap_key_data(jnp.array(array), impl=impl[0])
-    return keys if sharding is None else jax.device_put(keys, sharding)
+    return jax.random.wrap_key_data(jnp.array(array), impl=impl[0])
 
 
 def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:

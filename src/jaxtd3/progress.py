@@ -154,8 +154,8 @@ class Live(Quiet):
         super().finish(line)
 
 
-def make_progress(quiet: bool, json: bool) -> Progress:
-    """The view that fits where stdout goes."""
-    if quiet or json:
-        return Quiet(last_line=not json)
+def make_progress(quiet: bool, json: bool, silent: bool = False) -> Progress:
+    """The view that fits where stdout goes; `silent`: of a process that is not the first."""
+    if quiet or json or silent:
+        return Quiet(last_line=not (json or silent))
     return Live() if sys.stdout.isatty() else Plain()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from jaxtd3.errors import UserError
 from jaxtd3.types import Agent, Array, Batch, Metrics, Replay, TrainState
@@ -123,7 +123,7 @@ def state_specs(state: TrainState) -> TrainState:
     """How every array of a run's state lies on the mesh."""
     num_envs = state.discounted.shape[0]
     env = env_specs(state.env, num_envs)
-    return TrainState(
+    return state.replace(
         agent=jax.tree.map(lambda _: WHOLE, state.agent),
         replay=ring_specs(state.replay, num_envs),
         env=env.replace(cursor=SPLIT, weights=WHOLE),
@@ -167,9 +167,19 @@ def place(state: TrainState, layout: TrainState) -> TrainState:
     def one(x: Any, target: NamedSharding) -> Any:
         if isinstance(x, jax.ShapeDtypeStruct):
             return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=target)
-        return jax.device_put(x, target)
+        return put(x, target)
 
     return jax.tree.map(one, state, layout)
+
+
+def put(x: Any, target: Sharding) -> Array:
+    """An array that every process holds, as one array over the devices of all."""
+    if target.is_fully_addressable or getattr(x, "sharding", None) == target:
+        return jax.device_put(x, target)
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(put(jax.random.key_data(x), target))
+    host = np.asarray(x)
+    return jax.make_array_from_callback(host.shape, target, lambda index: host[index])
 
 
 def spread_inits(agent: Agent, replay: Replay, mesh: Mesh) -> tuple[Agent, Replay]:

@@ -26,6 +26,14 @@ def prepare() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
+def split_cpu(devices: int) -> None:
+    """Let the CPU count as `devices` devices, where JAX has not started and nobody else said so."""
+    import jax
+
+    if devices > 1 and "xla_force_host_platform_device_count" not in os.environ["XLA_FLAGS"]:
+        jax.config.update("jax_num_cpu_devices", devices)
+
+
 def default_cache() -> Path:
     """Where compiled programs are kept between runs, unless JAX_COMPILATION_CACHE_DIR says."""
     base = os.environ.get("XDG_CACHE_HOME")

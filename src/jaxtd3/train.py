@@ -27,6 +27,7 @@ KEPT = (
     "length",
     "bf16",
     "store_next_obs",
+    "store_terms",
     "num_atoms",
     "actor_hidden",
     "critic_hidden",
@@ -53,6 +54,7 @@ KEPT = (
 
 def train_command(args: Train, given: Mapping[str, Any]) -> int:
     """Run `jaxtd3 train`."""
+    from jaxtd3 import distributed
     from jaxtd3.logging import dumps
     from jaxtd3.progress import make_progress
     from jaxtd3.rundir import check_run_dir, default_run_dir
@@ -60,21 +62,40 @@ def train_command(args: Train, given: Mapping[str, Any]) -> int:
     check_arguments(args, given)
     if args.run_dir is not None:
         check_run_dir(args.run_dir, args.resume)
+    gather_devices(args, given)
     config, notes = settings(args, given)
     run_dir = args.run_dir or default_run_dir(config.env.name, config.algo, config.run.seed)
-    check_run_dir(run_dir, args.resume)
-    ui = make_progress(args.quiet, args.json)
+    run_dir = Path(distributed.from_first(str(run_dir)))
+    if distributed.is_first():
+        check_run_dir(run_dir, args.resume)
+    ui = make_progress(args.quiet, args.json, silent=not distributed.is_first())
     line = None
     try:
         summary = run(config, notes, run_dir, args, ui)
         line = last_line(summary, run_dir)
     finally:
         ui.finish(line)
-    if args.json:
+    if args.json and distributed.is_first():
         print(dumps(summary))
     if summary["error"]:
         complain(summary["error"])
-    return 1 if summary["status"] == "failed" else 0
+    code = 1 if summary["status"] == "failed" else 0
+    if code and distributed.several():
+        distributed.leave(code)  # the others may be gone: wait for none of them
+    return code
+
+
+def gather_devices(args: Train, given: Mapping[str, Any]) -> None:
+    """Before JAX starts: meet other processes, or split the CPU into as many devices as asked."""
+    from jaxtd3 import distributed
+    from jaxtd3.startup import split_cpu
+
+    where = args.coordinator, args.num_processes, args.process_id
+    if distributed.asked(*where):
+        distributed.join(*where)
+    else:
+        base = base_config(args)[0]
+        split_cpu(given.get("devices", base.run.devices if base is not None else 0))
 
 
 def check_arguments(args: Train, given: Mapping[str, Any]) -> None:
@@ -136,9 +157,24 @@ def settings(args: Train, given: Mapping[str, Any]) -> tuple[Config, list[str]]:
         weights = tuned_reward(env) if args.reward_preset == "tuned" else {}
     config = config.override({"weights": {**weights, **parse_rewards(args.reward)}})
     config, notes = whole_chunks(config)
+    if args.per_device:
+        config, more = scaled(config)
+        notes += more
     if saved is not None:
         notes += compare_saved(saved, config)
     return config, notes
+
+
+def scaled(config: Config) -> tuple[Config, list[str]]:
+    """Sizes of one device times the devices, and what they are now."""
+    from jaxtd3.sharding import make_mesh
+
+    count = make_mesh(config.run.devices).size
+    sizes = {"num_envs": config.env.num_envs, "batch_size": config.replay.batch_size}
+    config = config.override({name: value * count for name, value in sizes.items()})
+    ring = config.env.num_envs * config.replay.length
+    told = f"per device on {count}: {config.env.num_envs} envs, batch {config.replay.batch_size}"
+    return config, [f"{told}, ring of {ring:,} transitions in all"]
 
 
 def base_config(args: Train) -> tuple[Config | None, Config | None]:

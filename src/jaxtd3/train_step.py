@@ -299,10 +299,11 @@ def make_chunk(
         return state, reduce_shards(metrics, is_sum, AXIS)
 
     specs = jax.tree.map(lambda sharding: sharding.spec, layout)
+    mesh = jax.tree.leaves(layout)[0].mesh
     # MJX's solver fails the check of what is replicated; tests compare the devices instead.
     mapped = jax.shard_map(
         part,
-        mesh=layout.iteration.mesh,
+        mesh=mesh,
         in_specs=(specs,),
         out_specs=(specs, WHOLE),
         check_vma=False,

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jaxtd3 import fault, finish, memory, sharding
+from jaxtd3 import distributed, fault, finish, memory, sharding
 from jaxtd3 import logging as logs
 from jaxtd3.checkpoint import CheckpointStore, RunLock, read_meta, restore_agent, restore_from
 from jaxtd3.clock import Clock, compile_log
@@ -122,6 +122,14 @@ def whole_chunks(config: Config) -> tuple[Config, list[str]]:
     return config.override(changes), notes
 
 
+def saved_devices(meta: dict[str, Any]) -> int:
+    """The number of devices a checkpoint was saved on; 0 where it tells none to believe."""
+    described = meta["leaves"].get("env.cursor")
+    shape = described[1] if isinstance(described, list) and len(described) == 2 else None
+    count = shape[0] if isinstance(shape, list) and len(shape) == 1 else None
+    return count if type(count) is int and 0 < count <= 2**16 else 0
+
+
 class Session:
     """One run on the host, from the first compilation to the last file."""
 
@@ -146,7 +154,8 @@ class Session:
             earlier = self.earlier_state()
             compiled = self.compile()
             if not self.options.resume:
-                create_run_dir(self.run_dir)
+                if distributed.is_first():
+                    create_run_dir(self.run_dir)
                 self.open_run_dir(stack)
             state = self.start(earlier)
             self.logs = self.open_logs()
@@ -160,7 +169,9 @@ class Session:
 
     def open_run_dir(self, stack: contextlib.ExitStack) -> None:
         """Own the directory; an interrupted replacement of a checkpoint is put right here."""
-        stack.enter_context(RunLock(self.run_dir))
+        if distributed.is_first():
+            stack.enter_context(RunLock(self.run_dir))
+        distributed.barrier("run directory")
         self.store = CheckpointStore(self.run_dir, self.config.run.keep)
         stack.callback(self.store.close)
 
@@ -203,7 +214,13 @@ class Session:
     def restore(self, path: Path) -> TrainState:
         """The state of the newest good checkpoint, under this run's traced settings."""
         template = self.parts.shapes
-        if not read_meta(path)["replay"]:
+        meta = read_meta(path)
+        cursor = template.env.cursor
+        saved = saved_devices(meta)
+        if saved:
+            saved_cursor = jax.ShapeDtypeStruct((saved,), cursor.dtype)
+            template = template.replace(env=template.env.replace(cursor=saved_cursor))
+        if not meta["replay"]:
             template = template.replace(replay=self.parts.replay.init(self.config.env.num_envs))
         found = restore_from(path, template)
         for line in found.skipped:
@@ -213,11 +230,16 @@ class Session:
         cfg = self.config.agent
         hyper = Hyper(**{name: jnp.float32(getattr(cfg, name)) for name in Hyper._fields})
         weights = reward_weights(self.parts.env.spec, self.config.env.weights)
+        fresh = found.state.env.cursor
+        if fresh.shape != cursor.shape:  # every device begins its pool anew
+            fresh = jnp.zeros(cursor.shape, cursor.dtype)
+            self.ui.note(f"saved on {saved} devices, goes on with {self.parts.mesh.size}")
         state = found.state.replace(
             agent=found.state.agent.replace(hyper=hyper),
-            env=found.state.env.replace(weights=weights),
+            env=found.state.env.replace(weights=weights, cursor=fresh),
             noise=with_hyper(found.state.noise, noise_hyper(self.config.loop)),
         )
+        state = sharding.place(state, self.parts.layout)
         self.ui.note(f"resumed at iteration {self.iteration:,} from {found.path}")
         return state if found.replay else self.refill(state)
 
@@ -241,6 +263,8 @@ class Session:
                 state = state.replace(agent=state.agent.replace(**taken))
                 self.ui.note(f"weights from {self.options.init_from}")
         self.skipped = int(state.agent.skipped)
+        if not distributed.is_first():
+            return state
         try:
             self.config.save(self.run_dir / CONFIG_FILE)
             rows = logs.truncate_rows(self.run_dir / METRICS_FILE, self.iteration)
@@ -250,6 +274,8 @@ class Session:
         return state
 
     def open_logs(self) -> list[Any]:
+        if not distributed.is_first():
+            return []
         opened: list[Any] = [logs.JsonlLog(self.run_dir / METRICS_FILE)]
         if self.options.tensorboard:
             opened.append(logs.TensorboardLog(self.run_dir))
@@ -286,15 +312,12 @@ class Session:
         return math.isfinite(returned) and returned > max(earlier, default=-math.inf)
 
     def over(self, stop: StopSignals) -> str | None:
-        """The status to end with, if it is time to."""
+        """The status to end with, if it is time to: one process's signal or clock ends all."""
         run = self.config.run
-        if self.iteration >= run.iterations:
-            return "completed"
-        if stop.asked:
-            return "interrupted"
-        if run.max_time is not None and self.clock["train"] >= run.max_time:
-            return "time_limit"
-        return None
+        late = run.max_time is not None and self.clock["train"] >= run.max_time
+        reasons = [None, "time_limit", "interrupted", "completed"]
+        done = [True, late, stop.asked, self.iteration >= run.iterations]
+        return reasons[distributed.highest(max(i for i, true in enumerate(done) if true))]
 
     def due(self, every: int) -> bool:
         return every > 0 and self.iteration % every == 0
@@ -349,9 +372,8 @@ class Session:
         with self.clock("other"):
             for log in self.logs:
                 log.write(row)
-        unwritten = self.logs[0].error
-        if unwritten:
-            self.ui.note(f"metrics not written: {unwritten}; kept for later")
+        if self.logs and self.logs[0].error:
+            self.ui.note(f"metrics not written: {self.logs[0].error}; kept for later")
         self.show(row)
 
     def show(self, row: dict[str, Any] | None = None) -> None:
@@ -411,6 +433,8 @@ class Session:
                 error, good = self.store.last_error, self.store.last_good()
                 self.error = f"the end was not saved: {error}; {good}"
         summary = finish.summarize(self, state, status)
+        if not distributed.is_first():
+            return summary
         video = finish.write_artifacts(self, state, status, summary)
         for log in self.logs:
             with contextlib.suppress(Exception):  # a logger's end never fails the run
