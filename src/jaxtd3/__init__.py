@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from jaxtd3.errors import UserError
     from jaxtd3.evaluate import make_evaluate
     from jaxtd3.exploration import Ladder, NoiseHyper, constant_noise, make_noise, mixed_noise
+    from jaxtd3.metrics import Metric, MetricStep, make_measure, register_metric
     from jaxtd3.population import make_population, take_member
     from jaxtd3.presets import preset
     from jaxtd3.replay import ReplayConfig, make_replay
@@ -48,6 +49,8 @@ __all__ = [
     "EnvStep",
     "Ladder",
     "LoopConfig",
+    "Metric",
+    "MetricStep",
     "Noise",
     "NoiseHyper",
     "Pendulum",
@@ -65,6 +68,7 @@ __all__ = [
     "make_chunk",
     "make_env",
     "make_evaluate",
+    "make_measure",
     "make_noise",
     "make_population",
     "make_replay",
@@ -72,6 +76,7 @@ __all__ = [
     "mixed_noise",
     "preset",
     "register_env",
+    "register_metric",
     "take_member",
 ]
 
@@ -82,6 +87,7 @@ _HOMES = {
     "errors": "UserError",
     "evaluate": "make_evaluate",
     "exploration": "Ladder NoiseHyper constant_noise make_noise mixed_noise",
+    "metrics": "Metric MetricStep make_measure register_metric",
     "population": "make_population take_member",
     "presets": "preset",
     "replay": "ReplayConfig make_replay",

@@ -101,6 +101,7 @@ def read_plan(run_dir: Path) -> Plan | None:
         data = durable.read_json(path)
         space = dict(data["space"])
         space["random"] = {name: Range(**r) for name, r in space["random"].items()}
+        space["points"] = tuple(space["points"])
         space["grid"] = {name: tuple(values) for name, values in space["grid"].items()}
         return Plan(
             config_from_dict(data["config"], str(path)), Space(**space), int(data["at_once"])
@@ -124,7 +125,7 @@ def decide(
     train = as_train(args)
     if saved is not None and train.env is None:
         train = replace(train, env=saved.config.env.name)
-    space = read_space(args.grid, args.random, args.seeds, args.optuna)
+    space = read_space(args.grid, args.random, args.seeds, args.optuna, args.points)
     config, notes = settings(train, given)
     if saved is not None and (
         (config, space) != (saved.config, saved.space)

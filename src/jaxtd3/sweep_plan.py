@@ -2,6 +2,7 @@
 
     --grid energy=0,-5e-5 agent.gamma=0.97,0.99      every combination
     --random 8 energy=log:-1e-3:-1e-6                drawn; combined with every point of the grid
+    --points FILE                                    a JSON list of combinations, each an object
     --seeds 3                                        each of them with three seeds
 
 A name is a reward term or a setting in which members may differ (`population.TRACED`).
@@ -11,9 +12,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +27,7 @@ from jaxtd3.population import TRACED, require_traced
 from jaxtd3.types import EnvSpec
 
 Values = Mapping[str, float]
+NAME = "name"
 
 
 class Scale(NamedTuple):
@@ -65,13 +69,16 @@ class Space:
     grid: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     random: Mapping[str, Range] = field(default_factory=dict)
     draws: int = 0
+    points: tuple[Mapping[str, Any], ...] = ()
+    """Combinations by themselves: values by name, and a `name` to call them by."""
     seeds: int = 1
     trials: int = 0
     """Combinations that Optuna chooses; 0: the grid and the draws."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        return (*self.grid, *self.random)
+        of_points = (name for point in self.points for name in point if name != NAME)
+        return tuple(dict.fromkeys((*self.grid, *self.random, *of_points)))
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -87,6 +94,8 @@ class Member:
     seed: int
     values: Values
     """What it differs in, by name as given."""
+    name: str = ""
+    """What its combination was called."""
 
 
 # --- reading ------------------------------------------------------------------------------------
@@ -163,8 +172,32 @@ def read_range(token: str, text: str) -> Range:
     return Range(parts[0], low, high)
 
 
+def read_points(path: Path | None) -> tuple[dict[str, Any], ...]:
+    """The combinations that a file lists."""
+    if path is None:
+        return ()
+    try:
+        data = json.loads(path.read_text())
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON: {error}") from error
+    if not isinstance(data, list) or not data or not all(isinstance(p, dict) for p in data):
+        raise UserError(f'{path} is not a list of objects, as [{{"energy": -1e-4}}, ...]')
+    for point in data:
+        for name, value in point.items():
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not (isinstance(value, str) if name == NAME else number and math.isfinite(value)):
+                raise UserError(f"{path}: {name}={value!r} is not a number")
+    return tuple(data)
+
+
 def read_space(
-    grid: Sequence[Sequence[str]], random: Sequence[Sequence[str]], seeds: int, trials: int
+    grid: Sequence[Sequence[str]],
+    random: Sequence[Sequence[str]],
+    seeds: int,
+    trials: int,
+    points: Path | None = None,
 ) -> Space:
     """The flags as a space; names are checked by `check_names`, when the environment is known."""
     if seeds < 1:
@@ -172,11 +205,13 @@ def read_space(
     if trials < 0:
         raise UserError(f"--optuna {trials} is negative")
     draws, ranges = read_random(random, trials)
-    space = Space(read_grid(grid), ranges, draws, seeds, trials)
+    space = Space(read_grid(grid), ranges, draws, read_points(points), seeds, trials)
     both = set(space.grid) & set(space.random)
     if both:
         raise UserError(f"{both.pop()} stands in --grid and in --random")
-    if not space.names:
+    if space.points and (space.grid or space.random):
+        raise UserError("--points stands alone: neither --grid nor --random goes with it")
+    if not space.names and not space.points:
         raise UserError("nothing to sweep: give --grid NAME=VALUE,... or --random N NAME=log:A:B")
     return space
 
@@ -200,6 +235,8 @@ def check_names(space: Space, spec: EnvSpec, base: Config) -> None:
         if require_traced(name) == "run.seed":
             raise UserError("sweep over seeds with --seeds N")
     ends = {name: (r.low, r.high) for name, r in space.random.items()}
+    for point in space.points:
+        member_config(base, spec, without_name(point), base.run.seed)
     for name, values in {**space.grid, **ends}.items():
         for value in values:
             member_config(base, spec, {name: value}, base.run.seed)
@@ -219,8 +256,14 @@ def member_config(base: Config, spec: EnvSpec, values: Values, seed: int) -> Con
     return base.override(changes)
 
 
-def combinations(space: Space, seed: int) -> list[dict[str, float]]:
-    """Every point of the grid, with every draw."""
+def without_name(point: Mapping[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in point.items() if name != NAME}
+
+
+def combinations(space: Space, seed: int) -> list[dict[str, Any]]:
+    """The points, or every point of the grid with every draw."""
+    if space.points:
+        return [dict(point) for point in space.points]
     rng = np.random.default_rng(seed)
     draws = [
         {name: r.draw(float(rng.random())) for name, r in space.random.items()}
@@ -233,11 +276,14 @@ def combinations(space: Space, seed: int) -> list[dict[str, float]]:
     return [{**point, **draw} for point in points for draw in draws or [{}]]
 
 
-def members_of(groups: Sequence[Values], seeds: int, seed: int, first: int = 0) -> list[Member]:
+def members_of(
+    groups: Sequence[Mapping[str, Any]], seeds: int, seed: int, first: int = 0
+) -> list[Member]:
     """Each combination with each seed; groups and members are counted from group `first` on."""
     return [
-        Member((first + g) * seeds + s, first + g, seed + s, values)
+        Member((first + g) * seeds + s, first + g, seed + s, without_name(values), name)
         for g, values in enumerate(groups)
+        for name in [values.get(NAME, "")]
         for s in range(seeds)
     ]
 

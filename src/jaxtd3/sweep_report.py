@@ -16,6 +16,7 @@ from jaxtd3.envs.base import EnvConfig, batch_env
 from jaxtd3.envs.meshes import STANDINS
 from jaxtd3.population import stack
 from jaxtd3.report import REPORT_FILE, VIDEOS, data_uri, duration, page, section, short, table
+from jaxtd3.sweep_plan import label
 from jaxtd3.sweep_results import write_text
 from jaxtd3.trainer import run_keys
 from jaxtd3.types import Array, EnvState
@@ -88,16 +89,12 @@ def films(results: Results, videos: Sequence[Path]) -> str:
         show = f'<img alt="" src="{data}">'
         if video.suffix == ".mp4":
             show = f'<video controls autoplay loop muted playsinline src="{data}"></video>'
-        caption = f"{entry['rank']}: " + words(entry["values"])
+        caption = f"{entry['rank']}: {entry['label']}"
         boxes.append(f"<div>{show}<p class='note'>{escape(caption)}</p></div>")
     style = "display:grid;gap:12px;grid-template-columns:repeat(3,minmax(0,1fr))"
     return section(
         "The best three", f'<div style="{style}">{"".join(boxes)}</div>' if boxes else ""
     )
-
-
-def words(values: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value:g}" for name, value in values.items())
 
 
 def ranking(results: Results) -> str:
@@ -106,12 +103,13 @@ def ranking(results: Results) -> str:
     swept = list(dict.fromkeys(name for g in groups for name in g["values"]))
     order = [results["metric"], *(n for n in results["metrics"] if n != results["metric"])]
     names = [*order, "own_reward"]
-    head = ["rank", *swept, *names]
+    named = any(g["label"] != label(g["values"]) for g in groups)
+    head = ["rank", *(["name"] if named else []), *swept, *names]
     rows = []
     for g in groups[:SHOWN]:
         values = [f"{g['values'][n]:g}" if n in g["values"] else "–" for n in swept]
         cells = [number(g["metrics"].get(n), g["spread"].get(n), len(g["members"])) for n in names]
-        rows.append([str(g["rank"]), *values, *cells])
+        rows.append([str(g["rank"]), *([escape(g["label"])] if named else []), *values, *cells])
     note = (
         f"Ranked by {results['metric'].replace('_', ' ')}, which does not depend on the weights. "
         "own reward, the return under a member's own weights, is not comparable between members."

@@ -70,6 +70,7 @@ def weightings(members: Sequence[Found], metric: str, high: bool) -> list[dict[s
         entries.append(
             {
                 "group": group,
+                "label": own[0]["label"],
                 "values": dict(own[0]["values"]),
                 "weights": dict(own[0]["weights"]),
                 "members": [m["index"] for m in own],

@@ -283,7 +283,7 @@ def describe(parts: Parts, member: Member, config: Config, rows: list, place: st
         "index": member.index,
         "group": member.group,
         "seed": member.seed,
-        "label": label(member.values),
+        "label": member.name or label(member.values),
         "values": dict(member.values),
         "weights": {n: float(f"{w:.6g}") for n, w in zip(spec.reward_terms, weights, strict=True)},
         "metrics": {name: last[f"eval/{name}"] for name in names},
