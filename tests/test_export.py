@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import jaxtd3
-from jaxtd3 import export
+from jaxtd3 import export, onnx_layers
 from jaxtd3.types import EnvSpec
 
 onnx = pytest.importorskip("onnx")
@@ -28,7 +28,11 @@ def make_state(cfg: jaxtd3.AgentConfig = CFG, spec: EnvSpec = SPEC):
     stats = state.obs_stats._replace(
         mean=jnp.linspace(-30.0, 30.0, spec.width), var=jnp.linspace(0.01, 9.0, spec.width)
     )
-    actor = {**state.actor, "out": jax.tree.map(lambda x: 20 * x, state.actor["out"])}
+    actor = jax.tree.map(
+        lambda x: x + 0.01 * jnp.arange(x.size).reshape(x.shape) / x.size, state.actor
+    )
+    if "out" in actor:
+        actor["out"] = jax.tree.map(lambda x: 20 * x, actor["out"])
     return state.replace(obs_stats=stats, actor=actor)
 
 
@@ -39,7 +43,18 @@ def run(path, obs):
     return session.run(["continuous_actions"], {"obs": obs})[0]
 
 
-@pytest.mark.parametrize("change", [{}, {"normalize_obs": False}, {"compute": "bf16"}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"normalize_obs": False},
+        {"compute": "bf16"},
+        {"activation": "elu"},
+        {"activation": "silu", "layer_norm": True},
+        {"network": "simnorm", "simnorm_groups": 3, "simnorm_dim": 4},
+        {"network": "simbav2", "actor_blocks": 2},
+    ],
+)
 def test_equals_jax(tmp_path, change):
     cfg = replace(CFG, **change)
     state, path = make_state(cfg), tmp_path / "policy.onnx"
@@ -57,9 +72,9 @@ def test_equals_jax(tmp_path, change):
 
 
 def test_a_wrong_policy_is_not_written(tmp_path, monkeypatch):
-    honest = export.dense_layers
+    honest = onnx_layers.dense_layers
     swapped = lambda actor: [(k, b + 0.1) for k, b in honest(actor)]  # noqa: E731
-    monkeypatch.setattr(export, "dense_layers", swapped)
+    monkeypatch.setattr(onnx_layers, "dense_layers", swapped)
     with pytest.raises(jaxtd3.UserError, match="nothing written"):
         export.export_onnx(SPEC, make_state(), CFG, tmp_path / "policy.onnx")
     assert not list(tmp_path.iterdir())

@@ -1,6 +1,6 @@
 """A policy as an ONNX file, for a robot's controller: observation in, action out, nothing else.
 
-`continuous_actions = tanh(mlp((obs - mean) / (std + 0.01)))`: input and output are named as in
+`continuous_actions = tanh(net((obs - mean) / (std + 0.01)))`: input and output are named as in
 Playground's own deployments. The file says in its metadata which joints the actions drive.
 """
 
@@ -18,6 +18,7 @@ import mujoco
 import numpy as np
 
 from jaxtd3.errors import UserError
+from jaxtd3.onnx_layers import Graph, write_actor
 from jaxtd3.td3 import AgentConfig, fast_td3
 from jaxtd3.types import Array, BatchEnv, EnvSpec
 
@@ -69,47 +70,22 @@ def _libraries() -> tuple[Any, Any]:
 
 def build(onnx: Any, spec: EnvSpec, agent_state: Any, cfg: AgentConfig) -> Any:
     """The ONNX model of the actor, normalisation included."""
-    layers = dense_layers(agent_state.actor)
     helper, kind = onnx.helper, onnx.TensorProto.FLOAT
-    nodes: list[Any] = []
-    weights: list[Any] = []
-    name = INPUT
-
-    def add(op: str, label: str, **constants: np.ndarray) -> None:
-        """One more operation on the last value; a subtraction and a division stay as they are."""
-        nonlocal name
-        weights.extend(onnx.numpy_helper.from_array(v, k) for k, v in constants.items())
-        nodes.append(helper.make_node(op, [name, *constants], [label], name=f"{op}_{label}"))
-        name = label
-
+    graph = Graph(onnx, INPUT)
     if cfg.normalize_obs:
         mean, var = (np.asarray(spec.actor_obs(x)) for x in agent_state.obs_stats[:2])
-        add("Sub", "centred", mean=mean)
-        add("Div", "scaled", scale=np.sqrt(var) + np.float32(0.01))
-    for i, (kernel, bias) in enumerate(layers):
-        add("Gemm", f"dense{i}", **{f"kernel{i}": kernel, f"bias{i}": bias})
-        if i + 1 < len(layers):
-            add("Relu", f"relu{i}")
-    add("Tanh", OUTPUT)
+        graph.then("Sub", mean)
+        graph.then("Div", np.sqrt(var) + np.float32(0.01))
+    write_actor(graph, agent_state.actor, cfg)
+    graph.then("Tanh", name=OUTPUT)
 
     ends = [
         helper.make_tensor_value_info(label, kind, ["batch", size])
         for label, size in ((INPUT, spec.obs_size), (OUTPUT, spec.action_size))
     ]
-    graph = helper.make_graph(nodes, "policy", ends[:1], ends[1:], weights)
+    policy = helper.make_graph(graph.nodes, "policy", ends[:1], ends[1:], graph.weights)
     opset = [helper.make_opsetid("", OPSET)]
-    return helper.make_model(graph, opset_imports=opset, ir_version=IR, producer_name="jaxtd3")
-
-
-def dense_layers(actor: Mapping[str, Any]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(kernel [in, out], bias [out]) from first to last, of `networks.Actor`'s parameters."""
-    hidden = [f"layer{i}" for i in range(len(actor) - 1)]
-    if set(actor) != {*hidden, "out"}:
-        raise UserError(f"export knows actors of dense layers only, not one of {sorted(actor)}")
-    parts = [*(actor[name].get("dense", {}) for name in hidden), actor["out"]]
-    if any(set(part) != {"kernel", "bias"} for part in parts):
-        raise UserError("export knows actors of dense layers only")
-    return [(np.asarray(p["kernel"]), np.asarray(p["bias"])) for p in parts]
+    return helper.make_model(policy, opset_imports=opset, ir_version=IR, producer_name="jaxtd3")
 
 
 def describe(env_or_spec: BatchEnv | EnvSpec) -> dict[str, Any]:
