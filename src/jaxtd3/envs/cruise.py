@@ -3,9 +3,9 @@
     v' = v + dt * (a - v),   a in [-1, 1],   command c in [-0.8, 0.8], constant in an episode
 
 Holding speed v costs the action a = v. Under weights `tracking` w > 0 and `energy` -e <= 0 the best
-speed to hold maximises w * (1 - (v - c)^2) - e * v^2, which is v = c * w / (w + e): the larger the
-share of energy in the reward, the further the point lags behind its command. So a sweep over the
-weights has a known ranking by tracking error (see `steady_speed`), whatever the rewards say.
+speed to hold is v = c * g w / (g w + e), where g <= 1 is what a push now is worth in later speed:
+the larger the share of energy in the reward, the further the point lags behind its command. So a
+sweep over the weights has a known ranking by tracking error, whatever the rewards say.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ class CruiseState(NamedTuple):
     command: Array  # []
 
 
-def steady_speed(command: float, tracking: float, energy: float) -> float:
-    """The best speed to hold under the weights."""
-    return command * tracking / (tracking - energy)
+def steady_speed(command: float, tracking: float, energy: float, gamma: float = 1.0) -> float:
+    """The best speed to hold under the weights: g = sum_k gamma^k dt (1 - dt)^k."""
+    dt = Cruise.spec.dt
+    gain = tracking * dt / (1 - gamma * (1 - dt))
+    return command * gain / (gain - energy)
 
 
 def tracking_error(env: Cruise, step: MetricStep) -> Array:
