@@ -77,7 +77,7 @@ BAD_SETTINGS = [
     ("--impl wrap", "did you mean 'warp'?"),
     ("--reset pol", "did you mean 'pool'?"),
     ("--compute f16", "'f16'"),
-    ("--push=perhaps", "neither True nor False"),
+    ("--push=perhaps", "neither on nor off"),
     ("--length 10000000 --num-envs 4096", "lower --length"),
     ("--config missing.json", "cannot read missing.json"),
     ("--resume", "--resume needs --run-dir"),

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jaxtd3.durable import read_json
 from jaxtd3.envs.base import EnvConfig
 from jaxtd3.errors import UserError, nearest
 from jaxtd3.replay import ReplayConfig
@@ -82,6 +83,8 @@ class Config:
         for name, value in changes.items():
             section, leaf = find_field(name)
             grouped.setdefault(section, {})[leaf] = value
+        for section, values in grouped.items():
+            check_bounds(section, values)
         try:
             new = {s: dataclasses.replace(getattr(self, s), **v) for s, v in grouped.items()}
         except ValueError as error:
@@ -94,6 +97,9 @@ class Config:
     def save(self, path: Path) -> None:
         path.write_text(json.dumps(self.to_dict(), indent=2) + "\n")
 
+
+INT32, INT64, FLOAT32 = 2**31 - 1, 2**63 - 1, 3.4e38
+LONG = ("seed", "schedule_updates", "noise_steps")  # never an int32 in the program
 
 SECTIONS: dict[str, type] = {
     "run": RunConfig,
@@ -141,6 +147,7 @@ def config_from_dict(data: Any, where: str = "config") -> Config:
             if name not in kinds:
                 raise UserError(f"{where}: " + nearest(f"{section} setting", name, kinds))
             _check_kind(f"{where}: {section}.{name}", value, kinds[name])
+        check_bounds(f"{where}: {section}", given)
         try:
             sections[section] = cls(**given)
         except (ValueError, TypeError) as error:
@@ -150,6 +157,24 @@ def config_from_dict(data: Any, where: str = "config") -> Config:
         if not isinstance(value, str):
             raise UserError(f"{where}: {name} is not a string")
     return Config(**labels, **sections)
+
+
+def check_bounds(where: str, values: Mapping[str, Any]) -> None:
+    """Refuse numbers that the program's int32 and float32 cannot hold, before they reach it."""
+    for name, value in values.items():
+        most = INT64 if name in LONG else INT32
+        if isinstance(value, int) and abs(value) > most:
+            raise UserError(f"{where} {name}={shorten(value)} is beyond {most}")
+        if isinstance(value, float) and math.isfinite(value) and abs(value) > FLOAT32:
+            raise UserError(f"{where} {name}={value} is beyond {FLOAT32}")
+        if isinstance(value, Mapping):
+            check_bounds(f"{where} {name}", value)
+
+
+def shorten(value: Any) -> str:
+    """A value that may be anybody's, on one line and not long."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:40]}... ({len(text)} characters)"
 
 
 def _check_kind(where: str, value: Any, f: dataclasses.Field) -> None:
@@ -172,15 +197,17 @@ def _check_kind(where: str, value: Any, f: dataclasses.Field) -> None:
     else:
         ok = isinstance(value, str)
     if not ok:
-        raise UserError(f"{where}={value!r} is not a {kind.split(' ')[0].split('[')[0].lower()}")
+        raise UserError(
+            f"{where}={shorten(value)} is not a {kind.split(' ')[0].split('[')[0].lower()}"
+        )
 
 
 def load_config(path: Path) -> Config:
     """Read a saved config.json."""
     try:
-        data = json.loads(path.read_text())
+        data = read_json(path, follow=True)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not JSON: {error}") from error
     return config_from_dict(data, str(path))

@@ -95,9 +95,9 @@ def size_of(path: Path) -> int:
     return sum(entry.stat().st_size for entry in path.rglob("*") if entry.is_file())
 
 
-def read_json(path: Path) -> Any:
-    """Parse a file that may be anybody's."""
-    if not stat.S_ISREG(path.lstat().st_mode):
+def read_json(path: Path, follow: bool = False) -> Any:
+    """Parse a file that may be anybody's; a link only if it may be followed."""
+    if not stat.S_ISREG(path.stat().st_mode if follow else path.lstat().st_mode):
         raise ValueError(f"{path.name} is not a regular file")
     with open(path, "rb") as file:
         data = file.read(JSON_LIMIT + 1)

@@ -88,8 +88,16 @@ def restore(path: Path, parts: Parts) -> TrainState:
     return restore_from(path, parts.shapes).state
 
 
-def first_bad(parts: Parts, step: StepFn, state: TrainState, iterations: int) -> Found | None:
+def chunk_of(parts: Parts, length: int) -> StepFn:
+    """So many iterations as the run has them, without taking the state away."""
+    settle = parts.config.loop.sync_every > 1
+    chunk = make_chunk(parts.fns.train_step, length, parts.layout, settle=settle)
+    return lambda state: chunk(jax.tree.map(jnp.copy, state))
+
+
+def first_bad(parts: Parts, state: TrainState, iterations: int) -> Found | None:
     """Go on from a state to the first update that is not finite."""
+    step = chunk_of(parts, 1)
     agent = state.agent.replace(bad_streak=jnp.zeros_like(state.agent.bad_streak))
     state = state.replace(agent=agent)
     loop = parts.config.loop
@@ -111,16 +119,16 @@ def rerun(parts: Parts, state: TrainState, until: int, tell: Callable[[int], Non
     from jaxtd3.trainer import run_keys
 
     length, keys = parts.config.run.log_every, run_keys(parts.config.run.seed)
-    chunk, step = make_chunk(parts.fns.train_step, length), jax.jit(parts.fns.train_step)
+    chunk = chunk_of(parts, length)
     while int(state.iteration) < until:
         if int(state.iteration):
             key = jax.random.fold_in(keys.refresh, int(state.iteration))
             state = state.replace(env=parts.env.refresh(state.env, key))
-        before = jax.tree.map(jnp.copy, state)
-        state, _ = chunk(state)
-        tell(int(state.iteration))
-        if int(state.agent.skipped) > int(before.agent.skipped):
-            return first_bad(parts, step, before, length)
+        new, _ = chunk(state)
+        tell(int(new.iteration))
+        if int(new.agent.skipped) > int(state.agent.skipped):
+            return first_bad(parts, state, length)
+        state = new
     return None
 
 
@@ -145,7 +153,7 @@ def fault_command(path: Path, from_checkpoint: bool) -> int:
         print(f"from iteration {int(state.iteration):,}, up to {stopped:,}", flush=True)
         found = rerun(parts, state, stopped, lambda i: print(f"{i:,} of {stopped:,}", flush=True))
     else:
-        found = first_bad(parts, jax.jit(parts.fns.train_step), state, parts.config.run.log_every)
+        found = first_bad(parts, state, parts.config.run.log_every)
     print(found or "the fault did not come back: every update was finite")
     return 0 if found else 1
 

@@ -29,7 +29,7 @@ HIDDEN = {"env": ("name", "weights")}  # --env and --reward stand for them
 TITLES = {"env": "environment", "agent": "learner"}  # of the groups in --help, where they differ
 
 T = TypeVar("T")
-TRUE, FALSE = ("True", "true", "1"), ("False", "false", "0")
+TRUE, FALSE = ("True", "true", "on", "1"), ("False", "false", "off", "0")
 KINDS = {"int": int, "float": float, "bool": bool, "str": str}
 
 
@@ -147,10 +147,10 @@ def canonical(
             raise UserError(near)
         given[base] = None
         if base in booleans:
-            if not value and rest and rest[0] in ("True", "true", "False", "false"):
+            if not value and rest and rest[0] in TRUE[:-1] + FALSE[:-1]:
                 value = rest.pop(0)
             if value and value not in TRUE + FALSE:
-                raise UserError(f"{flag}={value} is neither True nor False")
+                raise UserError(f"{flag}={value} is neither on nor off")
             on = (value not in FALSE) != off
             tokens.append(("--" if on else "--no-") + base.replace("_", "-"))
         else:

@@ -7,8 +7,10 @@ their words. What is read back is equal bit by bit, strongly typed, and on the t
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
+import sys
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -91,6 +93,7 @@ def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
     """Write a table of arrays; empty ones have no bytes to write."""
     import orbax.checkpoint as ocp
 
+    hush_late_callbacks()
     arrays = {name: x for name, x in arrays.items() if x.size}
     options = {name: ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES) for name in arrays}
     with _checkpointer() as checkpointer:
@@ -127,6 +130,19 @@ def _check_header(name: str, stored: Any, spec: Spec) -> None:
     same = (np.dtype(stored.dtype), tuple(stored.shape)) == spec
     if not same or math.prod(chunk) > math.prod(spec[1]):
         raise ValueError(f"{name} is stored as {stored.dtype}{stored.shape} in chunks of {chunk}")
+
+
+@functools.cache
+def hush_late_callbacks() -> None:
+    """A failed save leaves writes in flight; their end, told to a closed loop, is no news."""
+    earlier = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        error = unraisable.exc_value
+        if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
+            earlier(unraisable)
+
+    sys.unraisablehook = hook
 
 
 @contextlib.contextmanager

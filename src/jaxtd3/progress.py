@@ -108,7 +108,12 @@ class Plain(Quiet):
         self.note(f"{name} ...")
 
     def note(self, text: str) -> None:
-        print(text, flush=True)
+        try:
+            print(text, flush=True)
+        except BrokenPipeError:
+            raise
+        except OSError:  # the log's disk is full: no reason to stop training
+            pass
 
     def update(self, **changes: Any) -> None:
         evaluated = "returned" in changes

@@ -411,7 +411,8 @@ class Session:
 
     def check_saved(self) -> bool:
         if self.store.last_error:
-            self.ui.note(f"checkpoint not written: {self.store.last_error}; training goes on")
+            if self.saved is not None:  # not told yet
+                self.ui.note(f"checkpoint not written: {self.store.last_error}; training goes on")
             self.saved = None
         elif self.saved is not None and not self.sized:
             self.sized = True
