@@ -141,6 +141,10 @@ class Ensemble(nn.Module):
 # --- as values ----------------------------------------------------------------------------------
 
 
+def forward(module: nn.Module) -> Callable[..., Any]:
+    return lambda params, *inputs: module.apply({"params": params}, *inputs)
+
+
 def bind(spec: EnvSpec, actor: nn.Module, critic: nn.Module, **more: Any) -> Networks:
     """Two modules as `Networks`."""
     x, c = jnp.zeros((1, spec.obs_size)), jnp.zeros((1, spec.critic_size))
@@ -148,8 +152,8 @@ def bind(spec: EnvSpec, actor: nn.Module, critic: nn.Module, **more: Any) -> Net
     return Networks(
         init_actor=lambda key: actor.init(key, x)["params"],
         init_critic=lambda key: critic.init(key, c, a)["params"],
-        actor=lambda params, *inputs: actor.apply({"params": params}, *inputs),
-        critic=lambda params, *inputs: critic.apply({"params": params}, *inputs),
+        actor=forward(actor),
+        critic=forward(critic),
         **more,
     )
 

@@ -33,15 +33,15 @@ def unit_columns(params: Any) -> Any:
 
 
 class Scale(nn.Module):
-    """x * s * (init / scale), where s is learned and starts at `scale`: so x * init at first."""
+    """x * s * (start / scale), where s is learned and starts at `scale`: so x * start at first."""
 
-    init: float = 1.0
+    start: float = 1.0
     scale: float = 1.0
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         s = self.param("scale", nn.initializers.constant(self.scale), x.shape[-1:])
-        return x * (s * (self.init / self.scale)).reshape(*[1] * (x.ndim - 1), -1)
+        return x * (s * (self.start / self.scale)).reshape(*[1] * (x.ndim - 1), -1)
 
 
 def dense(features: int, dtype: Any, name: str) -> nn.Dense:

@@ -22,7 +22,7 @@ class Graph:
         self.nodes: list[Any] = []
         self.weights: list[Any] = []
 
-    def add(self, op: str, *inputs: str | np.ndarray, name: str = "", **attributes: Any) -> str:
+    def add(self, op: str, *inputs: Any, name: str = "", **attributes: Any) -> str:
         """One operation on `inputs`, names or constants; the name of what comes out."""
         name = name or f"{op.lower()}{len(self.nodes)}"
         names = [x if isinstance(x, str) else self.constant(x) for x in inputs]
@@ -31,12 +31,12 @@ class Graph:
         self.last = name
         return name
 
-    def constant(self, value: np.ndarray) -> str:
+    def constant(self, value: Any) -> str:
         name = f"constant{len(self.weights)}"
         self.weights.append(self.onnx.numpy_helper.from_array(np.asarray(value), name))
         return name
 
-    def then(self, op: str, *constants: np.ndarray, **attributes: Any) -> str:
+    def then(self, op: str, *constants: Any, **attributes: Any) -> str:
         """One operation on the last value."""
         return self.add(op, self.last, *constants, **attributes)
 

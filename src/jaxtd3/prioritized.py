@@ -167,8 +167,12 @@ def update_priority(
 
 
 def pick(key: Array, p: Array) -> Array:
-    """Of each row of `p [B, M]` one index, with probability in proportion: [B]."""
-    total = jnp.cumsum(p, axis=1)
+    """Of each row of `p [B, M]` one index, with probability in proportion: [B].
+
+    Sums by a triangular product: M is some hundred at most, and XLA's cumsum five times slower.
+    """
+    ones = jnp.triu(jnp.ones((p.shape[1], p.shape[1])))
+    total = jnp.matmul(p, ones, precision="highest")
     u = jax.random.uniform(key, (p.shape[0], 1)) * total[:, -1:]
     chosen = jnp.sum(total <= u, axis=1)
     last = p.shape[1] - 1 - jnp.argmax(p[:, ::-1] > 0, axis=1)  # rounding may reach beyond it
@@ -182,7 +186,8 @@ def draw(state: PrioritizedState, key: Array, size: int) -> tuple[Array, Array]:
     total = jnp.cumsum(jnp.sum(state.sums, axis=0))  # [E]
     u = jax.random.uniform(key_env, (size,)) * total[-1]
     last = total.shape[0] - 1 - jnp.argmax(jnp.any(state.count > 0, axis=0)[::-1])
-    env = jnp.minimum(jnp.searchsorted(total, u, side="right"), last)
+    env = jnp.searchsorted(total, u, side="right", method="scan_unrolled")
+    env = jnp.minimum(env, last)
     block = pick(key_block, state.sums[:, env].T)  # of [B, K]
     inside = block[:, None] * rows + jnp.arange(rows)[None]  # [B, L]
     row = block * rows + pick(key_row, state.p[inside, env[:, None]])

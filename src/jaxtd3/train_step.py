@@ -162,7 +162,7 @@ def make_learn(agent: Agent, replay: Replay, cfg: LoopConfig) -> Callable[..., A
             batch = batch._replace(weight=jnp.where(learning, batch.weight, 0.0))
             agent_state, metrics = agent.update(agent_state, batch, key_update, policy=policy)
             td_error = metrics.pop("td_error", None)
-            if judge is not None:
+            if judge is not None and td_error is not None:
                 ring = judge(source, batch, td_error)
             return (agent_state, ring), metrics
 
