@@ -109,6 +109,11 @@ def crash(session: Session, error: Exception) -> dict[str, Any]:
     line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
     if "RESOURCE_EXHAUSTED" in line:
         line = "out of memory: lower --num-envs, --length or --batch-size"
+    elif distributed.several() and isinstance(error, jax.errors.JaxRuntimeError):
+        line = f"another process is gone: go on with --resume ({line[:120]})"
+    if not distributed.is_first():
+        session.error = line
+        return summarize(session, None, "failed")
     with contextlib.suppress(OSError):
         (session.run_dir / CRASH_FILE).write_text("".join(traceback.format_exception(error)))
     session.error = f"{line} (see {CRASH_FILE}); {session.store.last_good()}"

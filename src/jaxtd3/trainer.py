@@ -394,6 +394,7 @@ class Session:
         """Start writing a checkpoint; whether the last one was written is told now."""
         self.store.wait()
         self.check_saved()
+        self.check_processes(state)
         with self.clock("checkpoint"):
             meta = {
                 "config": self.config.to_dict(),
@@ -408,6 +409,15 @@ class Session:
                 with_replay=self.options.checkpoint_replay,
             )
         self.saved = self.iteration
+
+    def check_processes(self, state: TrainState) -> None:
+        """Refuse to save what the processes disagree on; nothing else would notice."""
+        if not distributed.several():
+            return
+        if not distributed.same_everywhere(finish.params_sha256(state.agent)):
+            raise RuntimeError("parameters differ between processes")
+        if self.saved is None:
+            self.ui.note(f"parameters equal in {jax.process_count()} processes")
 
     def check_saved(self) -> bool:
         if self.store.last_error:

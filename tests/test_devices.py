@@ -1,0 +1,183 @@
+"""Many devices and many processes, from outside: fake devices, real processes over gloo."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SMALL = "--num-envs 16 --length 64 --batch-size 32 --critic-hidden 16 --actor-hidden 16".split()
+
+
+def environ(devices: int | None = None) -> dict[str, str]:
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "OMPI_"))}
+    env.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
+    if devices:
+        flag = f"--xla_force_host_platform_device_count={devices}"
+        env["XLA_FLAGS"] = f"{env.get('XLA_FLAGS', '')} {flag}".strip()
+    return env
+
+
+def train(*words: str, **kwargs) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "jaxtd3.train", *words],
+        capture_output=True,
+        text=True,
+        env=environ(),
+        timeout=900,
+        **kwargs,
+    )
+
+
+def summary(run: Path) -> dict:
+    return json.loads((run / "summary.json").read_text())
+
+
+def test_on_eight_devices(request):
+    """test_sharding.py, in a process that has eight devices."""
+    marks = request.config.getoption("-m")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-m", marks, "tests/test_sharding.py"],
+        cwd=ROOT,
+        env=environ(8),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-5000:]
+
+
+def test_a_run_goes_on_with_another_number_of_devices(tmp_path):
+    run = tmp_path / "run"
+    words = ["--env", "Pendulum", "--run-dir", str(run), "--log-every", "10", *SMALL]
+    done = train(*words, "--devices", "4", "--iterations", "20")
+    assert done.returncode == 0, done.stderr
+    assert len(summary(run)["devices"]) == 4
+    done = train(*words, "--resume", "--devices", "2", "--iterations", "40")
+    assert done.returncode == 0, done.stderr
+    assert "saved on 4 devices, goes on with 2" in done.stdout
+    assert summary(run)["iterations"] == 40
+
+
+def test_per_device_sizes_are_told(tmp_path):
+    words = ["--env", "Pendulum", "--run-dir", str(tmp_path / "run"), "--log-every", "5", *SMALL]
+    done = train(*words, "--devices", "2", "--per-device", "--iterations", "5")
+    assert done.returncode == 0, done.stderr
+    assert "per device on 2: 32 envs, batch 64, ring of 2,048 transitions" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--coordinator", "localhost:1"], "--coordinator given without --num-processes"),
+        (
+            ["--coordinator", "localhost:1", "--num-processes", "2", "--process-id", "2"],
+            "--process-id 2 is not among 0 ... 1",
+        ),
+        (
+            ["--coordinator", "localhost", "--num-processes", "2", "--process-id", "0"],
+            "write HOST:PORT",
+        ),
+        (["--devices", "3"], "num_envs=64 is not divisible by 3 devices"),
+    ],
+)
+def test_half_a_description_is_refused(words, said, tmp_path):
+    done = train("--env", "Pendulum", "--run-dir", str(tmp_path / "run"), *words)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+# --- two processes ------------------------------------------------------------------------------
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("localhost", 0))
+        return s.getsockname()[1]
+
+
+class Pair:
+    """Two processes that train together."""
+
+    def __init__(self, folder: Path, *words: str):
+        meet = ["--coordinator", f"localhost:{free_port()}", "--num-processes", "2"]
+        self.logs = [folder / f"{i}.log" for i in range(2)]
+        self.processes = []
+        for i, log in enumerate(self.logs):
+            command = [sys.executable, "-m", "jaxtd3.train", *words, *meet, "--process-id", str(i)]
+            with log.open("w") as out:
+                process = subprocess.Popen(
+                    command, stdout=out, stderr=subprocess.STDOUT, env=environ()
+                )
+            self.processes.append(process)
+
+    def text(self, i: int) -> str:
+        return self.logs[i].read_text()
+
+    def stop(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def pairs():
+    started: list[Pair] = []
+    yield started
+    for pair in started:
+        pair.stop()
+
+
+def best_return(run: Path) -> float:
+    path = run / "metrics.jsonl"
+    rows = path.read_text().splitlines() if path.exists() else []
+    whole = [json.loads(row) for row in rows if row.endswith("}")]
+    return max((row.get("eval/return") or 0.0 for row in whole), default=0.0)
+
+
+def test_two_processes_learn_and_one_may_die(tmp_path, pairs):
+    """CartpoleBalance to 900 by two processes; one is killed, the other ends, one goes on."""
+    run = tmp_path / "run"
+    words = ["--env", "CartpoleBalance", "--run-dir", str(run), "--no-video"]
+    pair = Pair(tmp_path, *words, "--iterations", "100000", "--checkpoint-every", "250")
+    pairs.append(pair)
+    limit = time.monotonic() + 600
+    while best_return(run) < 900 and time.monotonic() < limit:
+        assert all(p.poll() is None for p in pair.processes), pair.text(0) + pair.text(1)
+        time.sleep(0.5)
+    assert best_return(run) >= 900, pair.text(0)
+    assert "parameters equal in 2 processes" in pair.text(0)
+    assert "iteration" not in pair.text(1)  # only the first one speaks
+
+    pair.processes[1].send_signal(signal.SIGKILL)
+    begin = time.monotonic()
+    code = pair.processes[0].wait(timeout=60)
+    assert time.monotonic() - begin < 60
+    assert code != 0
+    assert "another process is gone" in pair.text(0), pair.text(0)[-2000:]
+    assert "Traceback" not in pair.text(0)
+
+    saved = max(int(p.name) for p in (run / "checkpoints").iterdir() if p.name.isdigit())
+    done = train(*words, "--resume", "--iterations", str(saved + 250))
+    assert done.returncode == 0, done.stderr
+    assert "saved on 2 devices, goes on with 1" in done.stdout
+    assert summary(run)["final_return"] >= 900
+
+
+@pytest.mark.slow
+def test_bundles_of_four_devices_balance_the_pole(tmp_path):
+    """Gorila's bundles: each device learns alone for eight updates."""
+    run = tmp_path / "run"
+    words = ["--env", "CartpoleBalance", "--run-dir", str(run), "--no-video", "--devices", "4"]
+    done = train(*words, "--sync-every", "8")
+    assert done.returncode == 0, done.stderr
+    assert summary(run)["best_return"] >= 900
