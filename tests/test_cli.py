@@ -287,6 +287,7 @@ def test_envs(capsys):
     assert len(rows) > 50
     assert rows[0] == {
         "env": "Pendulum",
+        "reward": "weighted sum",
         "profile": "gpu",
         "iterations": 2000,
         "num_envs": 1024,

@@ -6,7 +6,10 @@ import csv
 import importlib.util
 import json
 import re
+import runpy
 import subprocess
+import sys
+import time
 import types
 from pathlib import Path
 
@@ -18,9 +21,10 @@ from PIL import Image
 
 import jaxtd3
 from jaxtd3 import cli, metrics, sweep_optuna, sweep_plan, sweep_results
-from jaxtd3.checkpoint import restore_agent
+from jaxtd3.checkpoint import restore_agent, restore_from
 from jaxtd3.config import load_config
 from jaxtd3.envs.cruise import Cruise, steady_speed
+from jaxtd3.envs.registry import reward_kind
 from jaxtd3.sweep_waves import Waves
 from test_cli import fails
 from test_report import CHROMIUM, Page, decode
@@ -401,6 +405,70 @@ def test_the_metric_ranks_right_where_the_reward_does_not(tmp_path):
 
 
 # --- which environments -------------------------------------------------------------------------
+
+
+def test_envs_lists_which_can_be_weighted(capsys):
+    assert cli.main(["envs", "--json", "--profile", "cpu"]) == 0
+    kinds = {row["env"]: row["reward"] for row in json.loads(capsys.readouterr().out)}
+    assert kinds["Cruise"] == kinds["G1JoystickFlatTerrain"] == kinds["Go1Getup"] == "weighted sum"
+    assert kinds["CartpoleBalance"] == kinds["H1InplaceGaitTracking"] == "fixed"
+
+
+@pytest.mark.slow
+def test_the_list_is_what_loading_finds():
+    for name in jaxtd3.env_names():
+        try:
+            spec = jaxtd3.make_env(jaxtd3.EnvConfig(name=name, num_envs=2)).spec
+        except jaxtd3.UserError as error:  # its files are not here
+            print(f"{name}: {error}")
+            continue
+        found = "weighted sum" if spec.reward_terms else "fixed"
+        assert reward_kind(name) in (found, "told when loaded"), name
+
+
+@pytest.mark.slow
+def test_killed_for_real(swept, tmp_path):
+    """SIGKILL at any moment after the first wave; the resumed sweep ends as the whole one."""
+    run_dir = tmp_path / "sweep"
+    command = [sys.executable, "-m", "jaxtd3", "sweep", "--run-dir", str(run_dir), "--no-video"]
+    child = subprocess.Popen([*command, *TINY, *GRID], stdout=subprocess.DEVNULL)
+    while not (run_dir / "waves" / "000").exists():
+        assert child.poll() is None
+        time.sleep(0.01)
+    child.kill()
+    child.wait()
+    assert not (run_dir / "waves" / "002").exists()
+    subprocess.run([*command, "--resume"], check=True)
+    assert outcome(results_of(run_dir)) == outcome(results_of(swept))
+
+
+@pytest.mark.slow
+def test_relabelling_beats_starting_afresh():
+    path = Path(__file__).parent.parent / "experiments" / "reward_relabel.py"
+    main = runpy.run_path(str(path))["main"]
+    assert main(["--seeds", "3"]) < 1
+
+
+@pytest.mark.slow
+def test_new_weights_count_for_all_past_data(tmp_path, capsys):
+    """`train --resume --reward` relabels the ring of a run that began with --store-terms."""
+    run_dir = tmp_path / "run"
+    base = ["train", "--run-dir", str(run_dir), "--no-video"]
+    assert cli.main([*base, *TINY, "--store-terms"]) == 0
+    capsys.readouterr()
+    assert cli.main([*base, "--resume", "--iterations", "16", "--reward", "energy=-3"]) == 0
+    said = capsys.readouterr().out
+    assert "energy" in said
+    assert "keeps rewards under the old weights" not in said
+    config = load_config(run_dir / "config.json")
+    assert config.env.weights == {"energy": -3.0}
+    env = jaxtd3.make_env(config.env)
+    agent = jaxtd3.fast_td3(env.spec, config.agent)
+    replay = jaxtd3.make_replay(env.spec, config.replay)
+    init, *_ = jaxtd3.make_train_step(env, agent, replay, config.loop)
+    state = restore_from(run_dir, jax.eval_shape(init, jax.random.key(0))).state
+    np.testing.assert_array_equal(state.replay.weights[:, 0], [1.0, -3.0, 0.0])
+    assert "store_terms" in fails([*base, "--resume", "--no-store-terms"], capsys)
 
 
 def test_envs_says_which_can_be_weighted(capsys):

@@ -156,11 +156,14 @@ def envs_command(args: Envs, given: Mapping[str, Any]) -> int:
 def env_row(name: str, profile: str, detailed: bool) -> dict[str, Any]:
     """What is known of an environment: its preset, and with `detailed` what loading it tells."""
     from jaxtd3.envs import make_env
+    from jaxtd3.envs.registry import reward_kind
     from jaxtd3.presets import preset
 
     config = preset(name, profile=profile)
     row: dict[str, Any] = {"env": name}
-    if detailed:
+    if not detailed:
+        row["reward"] = reward_kind(name)
+    else:
         try:
             spec = make_env(config.env).spec
         except ValueError as error:
