@@ -209,7 +209,10 @@ def compare_saved(saved: Config, config: Config) -> list[str]:
     refused = [text for name, text in changed.items() if name in KEPT]
     if refused:
         raise UserError(f"a resumed run cannot change {'; '.join(refused)}")
-    return [f"changed since: {text}" for text in changed.values()]
+    notes = [f"changed since: {text}" for text in changed.values()]
+    if "weights" in changed and not config.replay.store_terms:
+        notes.append("the ring keeps rewards under the old weights: --store-terms relabels them")
+    return notes
 
 
 def run(config: Config, notes: list[str], run_dir: Path, args: Train, ui: Progress) -> dict:
