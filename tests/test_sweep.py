@@ -225,6 +225,7 @@ BAD = [
     ("--grid energy=0,-1 --pareto survival x", "unknown metric 'x'"),
     ("--grid energy=0,-1 --optuna -1", "negative"),
     ("--grid energy=0,-1 --resume", "--resume needs --run-dir"),
+    ("--points missing.json", "cannot read missing.json"),
     ("--grdi energy=0,-1", "did you mean '--grid'?"),
 ]
 
@@ -264,6 +265,24 @@ def test_combinations():
     assert [m.index for m in members] == list(range(8))
     assert [m.group for m in members] == [0, 0, 1, 1, 2, 2, 3, 3]
     assert [m.seed for m in members] == [5, 6] * 4
+
+
+def test_points(tmp_path):
+    path = tmp_path / "points.json"
+    path.write_text('[{"name": "own"}, {"name": "dear", "energy": -1, "agent.gamma": 0.9}]')
+    space = sweep_plan.read_space([], [], seeds=1, trials=0, points=path)
+    assert space.names == ("energy", "agent.gamma")
+    members = sweep_plan.members_of(sweep_plan.combinations(space, 0), 1, 0)
+    assert [(m.name, m.values) for m in members] == [
+        ("own", {}),
+        ("dear", {"energy": -1, "agent.gamma": 0.9}),
+    ]
+    with pytest.raises(jaxtd3.UserError, match="stands alone"):
+        sweep_plan.read_space([["energy=1"]], [], seeds=1, trials=0, points=path)
+    for text, says in (("{}", "not a list"), ('[{"energy": "x"}]', "not a number"), ("x", "JSON")):
+        path.write_text(text)
+        with pytest.raises(jaxtd3.UserError, match=says):
+            sweep_plan.read_points(path)
 
 
 def test_log_draws_are_even_on_a_log_scale():

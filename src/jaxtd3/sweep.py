@@ -238,9 +238,8 @@ class Session:
         high = self.parts.metrics[self.metric].high
         source = make_source(self.plan, self.run_dir, self.metric, high)
         iterations = self.plan.config.run.iterations
-        self.ui.note(
-            f"{source.total} members, {self.plan.at_once} at once, in {source.waves} waves"
-        )
+        waves_text = f"{source.waves} wave" + ("s" if source.waves > 1 else "")
+        self.ui.note(f"{source.total} members, {self.plan.at_once} at once, {waves_text}")
         found: list[dict] = []
         for number in range(source.waves):
             members = source.wave(number)
