@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -83,8 +84,7 @@ def test_quantile_loss_finds_the_quantiles():
     np.testing.assert_allclose(theta, [50, 150, 250, 350], atol=5)
 
 
-@pytest.mark.parametrize("kind", CRITICS)
-@pytest.mark.parametrize("num_critics", [1, 3])
+@pytest.mark.parametrize(("kind", "num_critics"), [("c51", 1), ("scalar", 3), ("quantile", 2)])
 def test_every_kind_and_ensemble_learns_a_batch(kind, num_critics):
     agent = jaxtd3.fast_td3(SPEC, make_config(critic=kind, num_critics=num_critics))
     state = agent.init(jax.random.key(0))
@@ -157,31 +157,36 @@ def test_simba_starts_with_the_published_scales():
     np.testing.assert_allclose(kernel @ kernel.T, np.eye(32), atol=1e-5)
 
 
-@pytest.mark.parametrize("reproject", [False, True])
-def test_reprojection_keeps_weights_on_the_sphere(reproject):
-    cfg = make_config(network="simbav2", reproject=reproject, critic_lr=1e-2, actor_lr=1e-2)
+def test_reprojection_keeps_weights_on_the_sphere():
+    cfg = make_config(network="simbav2", reproject=True, critic_lr=1e-2, critic_blocks=1)
     agent = jaxtd3.fast_td3(SPEC, cfg)
+    plain = NETWORKS["simbav2"](SPEC, make_config(network="simbav2"))
+    update = jax.jit(lambda s, k: agent.update(s, make_batch(), k, policy=True)[0])
     state = agent.init(jax.random.key(0))
     for i in range(3):
-        state, _ = agent.update(state, make_batch(), jax.random.key(i), policy=True)
+        state = update(state, jax.random.key(i))
     for tree in (state.actor, state.critic["q1"]):
-        lengths = np.linalg.norm(tree["encoder"]["block0"]["up"]["kernel"], axis=0)
-        assert np.allclose(lengths, 1.0, atol=1e-5) == reproject
+        kernel = tree["encoder"]["block0"]["up"]["kernel"]
+        np.testing.assert_allclose(np.linalg.norm(kernel, axis=0), 1.0, atol=1e-5)
+    moved = jax.tree.map(lambda x: 2 * x, state.actor)
+    assert plain.project(moved) is moved, "FastTD3's SimbaV2 lets them grow"
 
 
 def test_the_lagging_policy_makes_the_targets():
     agent = jaxtd3.fast_td3(SPEC, make_config(target_actor=True, policy_noise=0.0, tau=0.25))
     state, batch = agent.init(jax.random.key(0)), make_batch()
-    after, _ = agent.update(state, batch, jax.random.key(1), policy=True)
+    update = jax.jit(lambda s: agent.update(s, batch, jax.random.key(1), policy=True)[0])
+    td_error = jax.jit(lambda s: agent.td_error(s, batch, jax.random.key(2)))
+    after = update(state)
     expected = jax.tree.map(lambda t, p: t + 0.25 * (p - t), state.target_actor, after.actor)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), after.target_actor, expected
     )
     other = state.replace(actor=jax.tree.map(lambda x: x + 1.0, state.actor))
-    same = [agent.td_error(s, batch, jax.random.key(2)) for s in (state, other)]
+    same = [td_error(s) for s in (state, other)]
     np.testing.assert_array_equal(*same)
     lagging = state.replace(target_actor=other.actor)
-    assert not np.allclose(agent.td_error(lagging, batch, jax.random.key(2)), same[0])
+    assert not np.allclose(td_error(lagging), same[0])
     assert jaxtd3.fast_td3(SPEC, make_config()).init(jax.random.key(0)).target_actor is None
 
 
@@ -205,41 +210,70 @@ def test_a_wrong_name_or_ratio_is_refused(changes, said):
 # --- rates --------------------------------------------------------------------------------------
 
 
-def counts(state):
-    return int(state.agent.updates), int(state.agent.actor_opt[0].count), int(state.noise.age)
+class Counts(NamedTuple):
+    """What an agent was asked for."""
+
+    hyper: Any
+    critic: jax.Array
+    policy: jax.Array
+    collected: jax.Array
 
 
-@pytest.mark.parametrize("rate", [(1, 8, 4), (1, 2, 1), (8, 1, 1)])
-def test_rates_are_exact_over_a_thousand_iterations_and_a_resume(rate, tmp_path):
+def counting_agent(action_size):
+    """An agent that learns nothing and counts everything that has weight."""
+
+    def zeros():
+        return [jnp.zeros((), jnp.int32) for _ in range(3)]
+
+    def update(state, batch, key, *, policy):
+        used = (jnp.sum(batch.weight) > 0).astype(jnp.int32)
+        state = state._replace(critic=state.critic + used, policy=state.policy + policy * used)
+        return state, {}
+
+    return jaxtd3.Agent(
+        init=lambda key: Counts(SimpleHyper(jnp.float32(0.9)), *zeros()),
+        act=lambda state, obs: jnp.zeros((obs.shape[0], action_size)),
+        observe=lambda state, tr, returns: state._replace(collected=state.collected + 1),
+        update=update,
+    )
+
+
+class SimpleHyper(NamedTuple):
+    gamma: jax.Array
+
+
+def to_host_and_back(state):
+    """As a checkpoint does."""
+    leaves, tree = jax.tree.flatten(state)
+    keys = [jnp.issubdtype(x.dtype, jax.dtypes.prng_key) for x in leaves]
+    pairs = list(zip(leaves, keys, strict=True))
+    saved = [np.array(jax.random.key_data(x) if key else x) for x, key in pairs]
+    pairs = zip(saved, keys, strict=True)
+    read = [jax.random.wrap_key_data(jnp.asarray(x)) if key else jnp.asarray(x) for x, key in pairs]
+    return jax.tree.unflatten(tree, read)
+
+
+@pytest.mark.parametrize("rate", [(1, 8, 4), (1, 2, 1), (8, 1, 1), (4, 8, 2)])
+def test_rates_are_exact_over_a_thousand_iterations_and_a_resume(rate):
     """collect_steps : critic_updates : policy_updates, counted; a restart changes nothing."""
     names = ("collect_steps", "critic_updates", "policy_updates")
-    tiny = {"num_envs": 2, "batch_size": 4, "critic_hidden": 4, "actor_hidden": 4, "warmup": 2}
-    cfg = jaxtd3.preset(
-        "Pendulum", profile="cpu", **SMALL | tiny, **dict(zip(names, rate, strict=True))
-    )
+    changes = SMALL | dict(zip(names, rate, strict=True))
+    cfg = jaxtd3.preset("Pendulum", profile="cpu", warmup=2, **changes)
     env = jaxtd3.make_env(cfg.env)
-    agent = jaxtd3.fast_td3(env.spec, cfg.agent)
     ring = jaxtd3.make_replay(env.spec, cfg.replay)
+    agent = counting_agent(env.spec.action_size)
     init, _, train_step = jaxtd3.make_train_step(env, agent, ring, cfg.loop)
     chunk = jaxtd3.make_chunk(train_step, 250)
     state, _ = chunk(init(jax.random.key(0)))
     state, _ = chunk(state)
-    leaves, tree = jax.tree.flatten(state)  # to the host and back, as a checkpoint does
-    keys = [jnp.issubdtype(x.dtype, jax.dtypes.prng_key) for x in leaves]
-    saved = [
-        np.array(jax.random.key_data(x) if k else x) for x, k in zip(leaves, keys, strict=True)
-    ]
-    read = [
-        jax.random.wrap_key_data(x) if k else jnp.asarray(x)
-        for x, k in zip(saved, keys, strict=True)
-    ]
-    state = jax.tree.unflatten(tree, read)
-    for _ in range(2):
-        state, _ = chunk(state)
+    state, _ = chunk(to_host_and_back(state))
+    state, _ = chunk(state)
     learnt = 1000 - cfg.loop.warmup
     collects, updates, policies = rate
-    assert counts(state) == (learnt * updates, learnt * policies, 1000 * collects)
-    assert int(state.agent.skipped) == 0
+    found = state.agent
+    assert int(found.collected) == int(state.noise.age) == 1000 * collects
+    assert int(found.critic) == learnt * updates
+    assert int(found.policy) == learnt * policies
 
 
 # --- presets ------------------------------------------------------------------------------------
@@ -256,7 +290,7 @@ def test_every_algorithm_has_settings_for_every_environment(algo, env, profile):
         assert next(getattr(s, name) for s in sections if hasattr(s, name)) == value
 
 
-@pytest.mark.parametrize("algo", ["pql-d", "apex", "fasttd3-simbav2", "fasttd3-simnorm"])
+@pytest.mark.parametrize("algo", ["apex", "fasttd3-simnorm"])  # others learn, below
 def test_every_algorithm_takes_steps(algo):
     cfg = jaxtd3.preset("Pendulum", algo, "cpu", **SMALL, warmup=2)
     env = jaxtd3.make_env(cfg.env)
