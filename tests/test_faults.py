@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from itertools import islice
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ from jaxtd3.checkpoint import CheckpointStore, read_meta, state_sha256
 from jaxtd3.config import config_from_dict
 from jaxtd3.critics import CRITICS
 from jaxtd3.drill import __main__ as drill
-from jaxtd3.drill import disk, fuzz, poison, saves, soak
+from jaxtd3.drill import disk, files, fuzz, poison, saves, soak
 from jaxtd3.drill.base import SMALL, Settings
 from jaxtd3.errors import UserError
 from jaxtd3.presets import preset
@@ -35,21 +36,27 @@ AGENT = AgentConfig(actor_hidden=8, critic_hidden=8, num_atoms=5, max_bad_update
 # --- the drill in short -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("part", ["kills", "bits", "disk", "nan", "fuzz"])
-def test_drill_in_short(part, tmp_path, monkeypatch):
+SHORT = [
+    ("kills", None),
+    ("bits", None),
+    ("nan", 3),  # without the run that diverges for good: see test_a_fault_is_dumped_and_replayed
+    ("fuzz", None),
+    pytest.param("nan", None, marks=pytest.mark.slow),
+    pytest.param("disk", None, marks=pytest.mark.slow),
+    pytest.param("phases", None, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("part", "lines"), SHORT)
+def test_drill_in_short(part, lines, tmp_path, monkeypatch):
     monkeypatch.setattr(saves, "ITERATIONS", 300)
-    monkeypatch.setattr(fuzz, "COMMANDS", 2)
+    monkeypatch.setattr(files, "COMMANDS", 1)
+    monkeypatch.setattr(fuzz, "BY_COMMAND", 3)
     monkeypatch.setitem(disk.SIZE, "iterations", 1500)
-    settings = Settings(kills=2, flips=24, truncations=12, fuzz=80)
-    rows = list(drill.run_part(part, settings, tmp_path))
+    settings = Settings(kills=2, flips=24, truncations=12, fuzz=60)
+    rows = list(islice(drill.run_part(part, settings, tmp_path), lines))
     assert rows
     assert [row for row in rows if not row["ok"]] == []
-
-
-@pytest.mark.slow
-def test_every_phase_of_a_save_in_whole_runs(tmp_path):
-    rows = list(drill.run_part("phases", Settings(), tmp_path))
-    assert [row["ok"] for row in rows] == [True] * 4
 
 
 def test_drill_command(tmp_path, capsys, monkeypatch):

@@ -11,6 +11,7 @@ import functools
 import json
 import math
 import sys
+import warnings
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -93,7 +94,6 @@ def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
     """Write a table of arrays; empty ones have no bytes to write."""
     import orbax.checkpoint as ocp
 
-    hush_late_callbacks()
     arrays = {name: x for name, x in arrays.items() if x.size}
     options = {name: ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES) for name in arrays}
     with _checkpointer() as checkpointer:
@@ -134,7 +134,8 @@ def _check_header(name: str, stored: Any, spec: Spec) -> None:
 
 @functools.cache
 def hush_late_callbacks() -> None:
-    """A failed save leaves writes in flight; their end, told to a closed loop, is no news."""
+    """What fails half-way leaves work in flight; its end, told to a closed loop, is no news."""
+    warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
     earlier = sys.unraisablehook
 
     def hook(unraisable: Any) -> None:
@@ -150,6 +151,7 @@ def _checkpointer() -> Iterator[Any]:
     """Orbax for flat dicts of numpy arrays and nothing else."""
     import orbax.checkpoint as ocp  # half a second, and not every command needs it
 
+    hush_late_callbacks()
     kinds = ocp.type_handlers
     registry = kinds.create_type_handler_registry(
         (np.ndarray, kinds.NumpyHandler(deepcopy_host_arrays=False)),  # they are copies already

@@ -8,7 +8,7 @@ import os
 import random
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -155,8 +155,8 @@ class Drill:
     work: Path
     part: str
     rng: random.Random
-    begun: float = field(default_factory=time.monotonic)
     told: float = 0.0
+    counting: tuple[int, int, float] = (0, 0, 0.0)  # total, done and time when it was first told
 
     def start(self, name: str, fault: str = "", resume: bool = False, **flags: Any) -> Life:
         """Begin a life of the small run `name`."""
@@ -189,9 +189,12 @@ class Drill:
     def tick(self, done: int, total: int) -> None:
         """Progress, now and then."""
         now = time.monotonic()
-        if now - self.told < 5.0 or not done:
+        if self.counting[0] != total:
+            self.counting = total, done, now
+        _, first, begun = self.counting
+        if now - self.told < 5.0 or done <= first:
             return
         self.told = now
-        left = (now - self.begun) / done * (total - done)
+        left = (now - begun) / (done - first) * max(total - done, 0)
         text = f"{self.part}: {done} of {total}, {duration(left)} left"
         print(text, file=sys.stderr, flush=True)

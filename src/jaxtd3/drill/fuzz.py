@@ -21,7 +21,7 @@ from jaxtd3.config import config_from_dict
 from jaxtd3.drill.base import Drill, Line, small_parts
 from jaxtd3.errors import UserError
 
-COMMANDS = 20  # so many configs, and half as many checkpoints, go through the command
+BY_COMMAND = 30  # so many go through the command
 ODD: list[Any] = [
     None,
     True,
@@ -114,6 +114,14 @@ LEVELS: tuple[Callable[[bytes, Random], bytes], ...] = (
 )
 
 
+def mutate(data: bytes, number: int, rng: Random) -> bytes:
+    """Another content than `data`, the levels taking turns."""
+    mutant = data
+    while mutant == data:
+        mutant = LEVELS[number % len(LEVELS)](data, rng)
+    return mutant
+
+
 class Targets:
     """What is mutated, and how it is read; each reader says `run` or `refused`, or raises."""
 
@@ -177,7 +185,7 @@ def fuzz(drill: Drill) -> Iterator[Line]:
         seen: Counter[str] = Counter()
         wrong = []
         for i in range(count):
-            mutant = LEVELS[i % len(LEVELS)](original, drill.rng)
+            mutant = mutate(original, i, drill.rng)
             path.write_bytes(mutant)
             try:
                 seen[read(path)] += 1
@@ -193,7 +201,7 @@ def fuzz(drill: Drill) -> Iterator[Line]:
             drill.tick(done := done + 1, total)
         found = f"{seen['refused']} refused in one line, {seen['run']} accepted, {len(wrong)} wrong"
         yield Line(f"{count} mutants of {name}", not wrong, f"{found} {'; '.join(wrong[:3])}")
-    yield by_command(drill, targets, min(COMMANDS, total))
+    yield by_command(drill, targets, min(BY_COMMAND, total))
 
 
 def keep(drill: Drill, name: str, number: int, mutant: bytes) -> None:
@@ -205,25 +213,47 @@ def by_command(drill: Drill, targets: Targets, count: int) -> Line:
     """Mutants through `jaxtd3 train`: exit code 0 or 2, no traceback."""
     codes: Counter[Any] = Counter()
     wrong = []
-    for i in range(count + count // 2):
-        folder = drill.work / f"command{i}"
-        if i < count:
-            mutant = drill.work / f"mutant{i}.json"
-            original = (targets.run_dir / "config.json").read_bytes()
-            mutant.write_bytes(LEVELS[i % 3](original, drill.rng))
-            words = ["train", "--config", str(mutant), "--iterations=10", "--log-every=10"]
-            words += ["--eval-every=0", "--checkpoint-every=0", "--eval-episodes=4"]
-        else:
-            shutil.copytree(targets.run_dir, folder)
-            file = folder / "checkpoints" / targets.newer.name / durable.MANIFEST
-            file.write_bytes(LEVELS[i % 3](file.read_bytes(), drill.rng))
-            words = ["train", "--resume"]
-        ended = drill.command([*words, "--no-video"], folder.name).end(300.0)
+    for i in range(count):
+        name = f"command{i}"
+        words = COMMANDS[i % len(COMMANDS)](drill, targets, drill.work / name, i)
+        ended = drill.command([*words, "--no-video"], name).end(300.0)
         codes[ended.code] += 1
         if ended.code not in (0, 2) or "Traceback" in ended.said:
-            wrong.append(f"{folder.name}: {ended.code}: {ended.said[-200:]}")
-        drill.tick(i + 1, count + count // 2)
+            wrong.append(f"{name}: {ended.code}: {ended.said[-200:]}")
+        drill.tick(i + 1, count)
     ends = ", ".join(f"{n} x exit code {code}" for code, n in sorted(codes.items(), key=str))
-    return Line(
-        f"{sum(codes.values())} mutants by the command", not wrong, f"{ends} {wrong[:2] or ''}"
-    )
+    return Line(f"{count} mutants by the command", not wrong, f"{ends} {wrong[:2] or ''}")
+
+
+def with_config(drill: Drill, targets: Targets, folder: Path, number: int) -> list[str]:
+    """A new run of a mutated config, cut short by flags."""
+    mutant = drill.work / f"mutant{number}.json"
+    original = (targets.run_dir / "config.json").read_bytes()
+    mutant.write_bytes(mutate(original, drill.rng.randrange(3), drill.rng))
+    words = ["train", "--config", str(mutant), "--iterations=10", "--log-every=10"]
+    return [*words, "--eval-every=0", "--checkpoint-every=0", "--eval-episodes=4"]
+
+
+def with_file(name: str, sealed: bool) -> Callable[[Drill, Targets, Path, int], list[str]]:
+    """A resumed run of which one file of the newest checkpoint was mutated."""
+
+    def prepare(drill: Drill, targets: Targets, folder: Path, number: int) -> list[str]:
+        shutil.copytree(targets.run_dir, folder)
+        checkpoint = folder / "checkpoints" / targets.newer.name
+        file = checkpoint / name
+        file.write_bytes(mutate(file.read_bytes(), drill.rng.randrange(3), drill.rng))
+        if sealed:
+            (checkpoint / durable.MANIFEST).unlink()
+            durable.seal(checkpoint)
+        return ["train", "--resume"]
+
+    return prepare
+
+
+COMMANDS = (
+    with_config,
+    with_file(durable.MANIFEST, sealed=False),
+    with_config,
+    with_file("meta.json", sealed=True),
+    with_file("state/_METADATA", sealed=True),
+)
