@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-SMALL = "--num-envs 16 --length 64 --batch-size 32 --critic-hidden 16 --actor-hidden 16".split()
+SMALL = ["--num-envs", "16", "--length", "64", "--batch-size", "32", "--critic-hidden", "16"]
 
 
 def environ(devices: int | None = None) -> dict[str, str]:
@@ -23,6 +23,7 @@ def environ(devices: int | None = None) -> dict[str, str]:
     if devices:
         flag = f"--xla_force_host_platform_device_count={devices}"
         env["XLA_FLAGS"] = f"{env.get('XLA_FLAGS', '')} {flag}".strip()
+        env["PJRT_NPROC"] = str(2 * devices + 2)  # startup.room_for
     return env
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 import os
+import re
 import time
 from pathlib import Path
 
@@ -12,6 +13,7 @@ STARTED = time.perf_counter()  # near enough the start of the process
 
 # jaxlib 0.10 miscompiles a vmapped mat-vec + reduce on CPU at some sizes (jax issue 39103).
 CPU_FIX = "--xla_cpu_experimental_ynn_fusion_type="
+COUNT_FLAG = "--xla_force_host_platform_device_count"
 
 
 def prepare() -> None:
@@ -19,6 +21,9 @@ def prepare() -> None:
     flags = os.environ.get("XLA_FLAGS", "")
     if CPU_FIX not in flags and _needs_fix():  # unknown flags would abort other versions
         os.environ["XLA_FLAGS"] = f"{flags} {CPU_FIX}".strip()
+    fake = re.search(rf"{COUNT_FLAG}=(\d+)", flags)
+    if fake:
+        room_for(int(fake[1]))
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(default_cache()))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")  # many small ones
     logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax: a failed save is told in one line
@@ -30,8 +35,16 @@ def split_cpu(devices: int) -> None:
     """Let the CPU count as `devices` devices, where JAX has not started and nobody else said so."""
     import jax
 
-    if devices > 1 and "xla_force_host_platform_device_count" not in os.environ["XLA_FLAGS"]:
+    if devices > 1 and COUNT_FLAG not in os.environ["XLA_FLAGS"]:
+        room_for(devices)
         jax.config.update("jax_num_cpu_devices", devices)
+
+
+def room_for(devices: int) -> None:
+    """Threads enough for fake devices: jaxlib's batched Cholesky waits for threads of the pool that
+    it runs in, and with as many devices as threads all wait for ever (G1 on two cores)."""
+    threads = max(os.cpu_count() or 1, 2 * devices + 2)
+    os.environ.setdefault("PJRT_NPROC", str(threads))
 
 
 def default_cache() -> Path:
