@@ -125,7 +125,8 @@ def ranking(results: Results) -> str:
 def number(value: Any, spread: Any, count: int) -> str:
     if value is None:
         return "not finite"
-    return short(value) + (f" ± {short(spread)}" if count > 1 and spread is not None else "")
+    text = short(value) + (f" ± {short(spread)}" if count > 1 and spread is not None else "")
+    return f'<span style="white-space:nowrap">{text}</span>'
 
 
 def picture(title: str, draw: Callable[..., Any], results: Results, note: str) -> str:
