@@ -159,15 +159,16 @@ def batch_env(env: Env, cfg: EnvConfig, mesh: Mesh | None = None) -> BatchEnv:
     def refresh(state: EnvState, key: Array) -> EnvState:
         if cfg.reset == "cached":
             return state
-        return refill(state, *reset_all(jax.random.split(key, num)))
+        old = state.pool, state.pool_obs
+        new = choose(reset_all(jax.random.split(key, num)), old)
+        # Empty arrays forget how they lay on a mesh: the old ones do as well.
+        pool, pool_obs = jax.tree.map(lambda a, b: a if a.size else b, new, old)
+        return state.replace(pool=pool, pool_obs=pool_obs)
 
     @jax.jit
-    def refill(state: EnvState, pool: Any, pool_obs: Array) -> EnvState:
-        """A whole new pool: nothing moves between devices."""
-        old = state.pool, state.pool_obs
-        good = finite_envs((pool, pool_obs), num, infinite=False)
-        pool, pool_obs = select_envs(good, (pool, pool_obs), old)
-        return state.replace(pool=pool, pool_obs=pool_obs)
+    def choose(new: Any, old: Any) -> Any:
+        """A whole new pool, but for states that are not finite; nothing moves between devices."""
+        return select_envs(finite_envs(new, num, infinite=False), new, old)
 
     def step(state: EnvState, action: Array, key: Array) -> tuple[EnvState, Transition, Metrics]:
         num = state.obs.shape[0]  # of this device
