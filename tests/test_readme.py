@@ -28,8 +28,15 @@ def test_an_env_and_a_loss_of_ones_own():
     assert float(scope["state"].env.obs.mean()) > 0.5, "the walkers stand at the right end"
 
 
+def test_a_population():
+    scope = run(BLOCKS[2])
+    assert scope["state"].iteration.shape == (6,)
+    assert int(scope["state"].iteration[5]) == 100
+    assert scope["best"].updates.shape == ()
+
+
 def test_there_is_no_block_that_nobody_runs():
-    assert len(BLOCKS) == 2
+    assert len(BLOCKS) == 3
 
 
 @pytest.mark.parametrize(
