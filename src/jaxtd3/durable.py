@@ -22,6 +22,7 @@ from jaxtd3.errors import UserError
 MANIFEST = "manifest.json"
 TEMP, ASIDE = ".tmp-", ".old-"
 JSON_LIMIT = 64 << 20
+NO_ROOM = ("No space left on device", "quota exceeded", "File too large")
 UNREADABLE = (OSError, ValueError, LookupError, TypeError, RecursionError)
 
 
@@ -114,9 +115,10 @@ def shown(name: str) -> str:
 def explain(error: BaseException) -> str:
     """An error in one line; a full disk is called so."""
     line = (str(error).strip().splitlines() or [""])[0][:300]
-    full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
-    full = full or "No space left on device" in str(error) or "quota exceeded" in str(error)
-    return f"disk full: {line}" if full else f"{type(error).__name__}: {line}"
+    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return f"disk full: {line}"
+    phrase = next((p for p in NO_ROOM if p in str(error)), None)
+    return f"disk full: {phrase}" if phrase else f"{type(error).__name__}: {line}"
 
 
 def _entries(path: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import logging
 import math
 import sys
 import warnings
@@ -136,6 +137,7 @@ def _check_header(name: str, stored: Any, spec: Spec) -> None:
 def hush_late_callbacks() -> None:
     """What fails half-way leaves work in flight; its end, told to a closed loop, is no news."""
     warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     earlier = sys.unraisablehook
 
     def hook(unraisable: Any) -> None:
