@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from jaxtd3 import distributed, durable
 from jaxtd3.durable import RunLock, verify

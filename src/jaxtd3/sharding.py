@@ -75,12 +75,14 @@ def bundles(agent: Agent, every: int, axis_name: str) -> Agent:
     """Devices that learn alone and take the mean of all after every `every` updates.
 
     Networks, targets and the optimiser's moments are averaged alike: moments of another device's
-    parameters would point elsewhere. `updates + skipped` counts the same on every device.
+    parameters would point elsewhere.
     """
 
     def update(state: Any, batch: Batch, key: Array, *, policy: bool) -> tuple[Any, Metrics]:
         state, metrics = agent.update(state, batch, key, policy=policy)
-        due = (state.updates + state.skipped) % every == 0
+        # A device that refused an update counts otherwise: all must agree, or some wait for ever.
+        mine = state.updates % every == 0
+        due = jax.lax.pmax(mine.astype(jnp.int32), axis_name) > 0
         state = jax.lax.cond(due, lambda s: average(s, axis_name), lambda s: s, state)
         return state, metrics
 
