@@ -53,6 +53,19 @@ def choose_impl(impl: str) -> str:
     return "warp" if jax.default_backend() in ("gpu", "cuda") else "jax"
 
 
+@contextlib.contextmanager
+def on_own_device():
+    """MJX puts models on the first device of all processes; a process can use only its own."""
+    from mujoco.mjx._src import io
+
+    resolve = io._resolve_device
+    io._resolve_device = lambda impl: jax.local_devices(backend=resolve(impl).platform)[0]
+    try:
+        yield
+    finally:
+        io._resolve_device = resolve
+
+
 def load_playground(cfg: EnvConfig) -> PlaygroundEnv:
     """Load one environment of Playground's registry."""
     from mujoco_playground import registry
@@ -68,7 +81,7 @@ def load_playground(cfg: EnvConfig) -> PlaygroundEnv:
             overrides[f"{pushes}.enable"] = cfg.push
     if cfg.push and not any(name.endswith(".enable") for name in overrides):
         raise UserError(f"{cfg.name} has no pushes to switch on")
-    with menagerie_for(cfg.name) as meshes:
+    with menagerie_for(cfg.name) as meshes, on_own_device():
         try:
             env = registry.load(cfg.name, config=config, config_overrides=overrides)
         except (ValueError, OSError) as error:
@@ -176,7 +189,11 @@ class PlaygroundEnv:
         if new:
             env._mjx_model = jax.tree_util.tree_map_with_path(lambda p, x: new.get(p, x), before)
         try:
-            with jax.default_matmul_precision("highest"), jax.numpy_rank_promotion("allow"):
+            with (
+                on_own_device(),
+                jax.default_matmul_precision("highest"),
+                jax.numpy_rank_promotion("allow"),
+            ):
                 yield
         finally:
             env._mjx_model = before
