@@ -31,8 +31,7 @@ def asked(coordinator: str | None, processes: int | None, process: int | None) -
     if missing and len(missing) < len(given):
         there = ", ".join(flag for flag in given if flag not in missing)
         raise UserError(f"{there} given without {', '.join(missing)}")
-    if not missing:
-        assert processes is not None and process is not None and coordinator is not None
+    if coordinator is not None and processes is not None and process is not None:
         if not 0 <= process < processes:
             raise UserError(f"--process-id {process} is not among 0 ... {processes - 1}")
         host, _, port = coordinator.rpartition(":")

@@ -49,9 +49,11 @@ def update_stats(
     """
     keep = jnp.ones(x.shape[0], bool) if valid is None else valid
     x = jnp.where(keep[:, None], x, 0.0)
-    n = psum(jnp.sum(keep, dtype=jnp.float32), axis_name)
+    count_and_sum = jnp.append(jnp.sum(x, axis=0), jnp.sum(keep, dtype=jnp.float32))
+    total = psum(count_and_sum, axis_name)
+    n = total[-1]
     safe_n = jnp.maximum(n, 1.0)
-    batch_mean = psum(jnp.sum(x, axis=0), axis_name) / safe_n
+    batch_mean = total[:-1] / safe_n
     centred = jnp.where(keep[:, None], x - batch_mean[None], 0.0)
     batch_var = psum(jnp.sum(centred**2, axis=0), axis_name) / safe_n
 

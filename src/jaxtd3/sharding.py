@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from jaxtd3.errors import UserError
@@ -60,15 +61,21 @@ def local_key(key: Array, axis_name: str | None) -> Array:
     return jax.random.fold_in(key, 0 if axis_name is None else jax.lax.axis_index(axis_name))
 
 
+def mean_over(tree: Any, axis_name: str) -> Any:
+    """The mean over devices of all (floating) leaves, by one all-reduce."""
+    flat, unravel = ravel_pytree(tree)
+    return unravel(jax.lax.pmean(flat, axis_name))
+
+
 def average(tree: Any, axis_name: str) -> Any:
-    """The mean over devices, leaf by leaf; of counters, which are integers, the largest."""
-
-    def one(x: Array) -> Array:
-        if jnp.issubdtype(x.dtype, jnp.floating):
-            return jax.lax.pmean(x, axis_name)
-        return jax.lax.pmax(x, axis_name)
-
-    return jax.tree.map(one, tree)
+    """The mean over devices; of counters, which are integers, the largest."""
+    leaves, structure = jax.tree.flatten(tree)
+    floats = [i for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.floating)]
+    means = mean_over([leaves[i] for i in floats], axis_name)
+    new = [jax.lax.pmax(x, axis_name) if i not in floats else x for i, x in enumerate(leaves)]
+    for i, mean in zip(floats, means, strict=True):
+        new[i] = mean
+    return jax.tree.unflatten(structure, new)
 
 
 def bundles(agent: Agent, every: int, axis_name: str) -> Agent:

@@ -23,6 +23,7 @@ from jaxtd3.critics import COMBINES, CRITICS, CriticKind
 from jaxtd3.errors import nearest
 from jaxtd3.networks import ACTIVATIONS, NETWORKS, Networks
 from jaxtd3.optim import adamw, all_finite, cosine, polyak, select, step_params
+from jaxtd3.sharding import mean_over
 from jaxtd3.types import Agent, Array, Batch, EnvSpec, Metrics, Transition
 
 
@@ -212,8 +213,8 @@ def fast_td3(
     combine = cfg.cdq_target if cfg.cdq else "own"
     opt = adamw(cfg.max_grad_norm)
 
-    def pmean(x: Any) -> Any:
-        return x if axis_name is None or learn_apart else jax.lax.pmean(x, axis_name)
+    def pmean(tree: Any) -> Any:
+        return tree if axis_name is None or learn_apart else mean_over(tree, axis_name)
 
     def init(key: Array) -> AgentState:
         key_actor, key_critic = jax.random.split(key)
@@ -251,13 +252,13 @@ def fast_td3(
             state = state.replace(return_stats=returns)
         return state
 
-    def guard(old: AgentState, new: AgentState, loss, grad_norm, params, batch: Batch, net: int):
+    def guard(old: AgentState, new: AgentState, loss, grad_norm, params, weight: Array, net: int):
         """`new`, unless it is not finite (then skipped and counted) or the batch had no weight.
 
         A streak that has reached its limit stays, so that the host sees it at the chunk's end.
         """
         good = jnp.stack([all_finite(x) for x in (loss, grad_norm, params)])
-        used = norm.psum(jnp.sum(batch.weight), axis_name) > 0
+        used = weight > 0
         finite = jnp.all(good)
         streak = old.bad_streak[net]
         ended = jnp.where(streak < cfg.max_bad_updates, 0, streak)
@@ -305,7 +306,8 @@ def fast_td3(
             return jnp.mean(batch.weight * loss), difference(state, outputs, targets)
 
         (loss, td_error), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.critic)
-        loss, grads = pmean(loss), pmean(grads)
+        value, weight = jnp.mean(kind.target_value(z, targets)), jnp.mean(batch.weight)
+        loss, grads, value, weight = pmean((loss, grads, value, weight))
         lr = cosine(h.critic_lr, h.critic_lr_end, state.updates / h.schedule_updates)
         critic, critic_opt = step_params(
             opt, grads, state.critic_opt, state.critic, lr, h.weight_decay
@@ -313,15 +315,14 @@ def fast_td3(
         critic = nets.project(critic)
         target = polyak(state.target, critic, h.tau)
         grad_norm = optax.global_norm(grads)
-        value = jnp.mean(kind.target_value(z, targets))
         metrics = {
             "critic_loss": loss,
             "critic_grad_norm": grad_norm,
-            "target_value": pmean(value),
+            "target_value": value,
             "td_error": td_error,
         }
         new = state.replace(critic=critic, critic_opt=critic_opt, target=target)
-        return guard(state, new, loss, grad_norm, (critic, target), batch, 0), metrics
+        return guard(state, new, loss, grad_norm, (critic, target), weight, 0), metrics
 
     def update_actor(state: AgentState, batch: Batch) -> tuple[AgentState, Metrics]:
         h, z = state.hyper, atoms(state)
@@ -332,7 +333,7 @@ def fast_td3(
             return actor_loss(kind.value(z, outputs), batch.weight, cfg.cdq)
 
         loss, grads = jax.value_and_grad(loss_fn)(state.actor)
-        loss, grads = pmean(loss), pmean(grads)
+        loss, grads, weight = pmean((loss, grads, jnp.mean(batch.weight)))
         lr = cosine(h.actor_lr, h.actor_lr_end, state.updates / h.schedule_updates)
         actor, actor_opt = step_params(opt, grads, state.actor_opt, state.actor, lr, h.weight_decay)
         actor = nets.project(actor)
@@ -341,7 +342,7 @@ def fast_td3(
         new = state.replace(actor=actor, actor_opt=actor_opt)
         if cfg.target_actor:
             new = new.replace(target_actor=polyak(state.target_actor, actor, h.tau))
-        return guard(state, new, loss, grad_norm, actor, batch, 1), metrics
+        return guard(state, new, loss, grad_norm, actor, weight, 1), metrics
 
     def prepared(state: AgentState, batch: Batch) -> Batch:
         """The batch as the networks see it, rewards scaled."""
