@@ -22,10 +22,11 @@ from jaxtd3.drill import __main__ as drill
 from jaxtd3.drill import disk, files, fuzz, poison, saves, soak
 from jaxtd3.drill.base import SMALL, Settings
 from jaxtd3.errors import UserError
+from jaxtd3.parts import build
 from jaxtd3.presets import preset
 from jaxtd3.progress import Plain, Quiet
 from jaxtd3.td3 import FAULTS, AgentConfig, fast_td3
-from jaxtd3.trainer import Options, Session, build
+from jaxtd3.trainer import Options, Session
 from jaxtd3.types import Batch, EnvSpec
 
 LIMIT = 4

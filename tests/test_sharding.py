@@ -13,8 +13,8 @@ import pytest
 import jaxtd3
 from jaxtd3 import normalize, sharding
 from jaxtd3.errors import UserError
+from jaxtd3.parts import build
 from jaxtd3.sharding import AXIS, SPLIT, WHOLE
-from jaxtd3.trainer import build
 from jaxtd3.types import Batch
 
 pytestmark = pytest.mark.skipif(jax.device_count() < 8, reason="run by test_devices.py")

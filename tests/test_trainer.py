@@ -21,9 +21,10 @@ from jaxtd3.checkpoint import RunLock
 from jaxtd3.config import load_config
 from jaxtd3.errors import UserError
 from jaxtd3.logging import JsonlLog, read_rows, truncate_rows, wandb_mode
+from jaxtd3.parts import build, whole_chunks
 from jaxtd3.presets import preset
 from jaxtd3.progress import Plain, Quiet, Status, duration, numbers
-from jaxtd3.trainer import Options, Session, build, whole_chunks
+from jaxtd3.trainer import Options, Session
 
 SETTINGS = {
     "num_envs": 4,

@@ -71,7 +71,7 @@ def evaluate_command(args: Evaluate, given: Mapping[str, Any]) -> int:
 
     from jaxtd3.envs.base import reward_weights
     from jaxtd3.evaluate import make_evaluate
-    from jaxtd3.trainer import run_keys
+    from jaxtd3.parts import run_keys
 
     if args.episodes is not None and args.episodes < 1:
         raise UserError(f"--episodes {args.episodes} is below 1")
@@ -100,8 +100,8 @@ def check_seed(seed: int | None) -> None:
 
 def render_command(args: Render, given: Mapping[str, Any]) -> int:
     """Run `jaxtd3 render`."""
+    from jaxtd3.parts import run_keys
     from jaxtd3.render import check_path, render_video
-    from jaxtd3.trainer import run_keys
 
     check_path(args.out)
     check_seed(args.seed)

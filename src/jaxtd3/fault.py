@@ -26,7 +26,8 @@ from jaxtd3.train_step import StepFn, make_chunk
 from jaxtd3.types import TrainState
 
 if TYPE_CHECKING:
-    from jaxtd3.trainer import Parts, Session
+    from jaxtd3.parts import Parts
+    from jaxtd3.trainer import Session
 
 FOLDER = "fault"
 NETWORKS = ("critic", "actor")
@@ -76,7 +77,7 @@ def dump(session: Session, state: TrainState) -> str:
 
 def load(path: Path) -> tuple[Parts, TrainState]:
     """The parts of the run that a dump or a checkpoint is of, and the state."""
-    from jaxtd3.trainer import build
+    from jaxtd3.parts import build
 
     parts = build(config_from_dict(read_meta(path).get("config"), f"{path}: config"))
     return parts, restore(path, parts)
@@ -116,7 +117,7 @@ def first_bad(parts: Parts, state: TrainState, iterations: int) -> Found | None:
 
 def rerun(parts: Parts, state: TrainState, until: int, tell: Callable[[int], None]) -> Found | None:
     """From a good state by the run's own chunks to the first bad update."""
-    from jaxtd3.trainer import run_keys
+    from jaxtd3.parts import run_keys
 
     length, keys = parts.config.run.log_every, run_keys(parts.config.run.seed)
     chunk = chunk_of(parts, length)
@@ -160,7 +161,7 @@ def fault_command(path: Path, from_checkpoint: bool) -> int:
 
 def last_good(run_dir: Path, parts: Parts) -> TrainState:
     """The run's newest good checkpoint, or its first state where it has none."""
-    from jaxtd3.trainer import run_keys
+    from jaxtd3.parts import run_keys
 
     if any((run_dir / "checkpoints").glob("[0-9]*")):
         return restore(run_dir, parts)

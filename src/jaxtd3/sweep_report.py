@@ -14,11 +14,11 @@ from jaxtd3 import plots, render, sweep_plots
 from jaxtd3.checkpoint import restore_agent
 from jaxtd3.envs.base import EnvConfig, batch_env
 from jaxtd3.envs.meshes import STANDINS
+from jaxtd3.parts import run_keys
 from jaxtd3.population import stack
 from jaxtd3.report import REPORT_FILE, VIDEOS, data_uri, duration, page, section, short, table
 from jaxtd3.sweep_plan import label
 from jaxtd3.sweep_results import write_text
-from jaxtd3.trainer import run_keys
 from jaxtd3.types import Array, EnvState
 
 if TYPE_CHECKING:

@@ -29,6 +29,7 @@ from jaxtd3.envs.base import reward_weights
 from jaxtd3.errors import UserError
 from jaxtd3.logging import dumps
 from jaxtd3.metrics import Metric, make_measure, metrics_of
+from jaxtd3.parts import run_keys
 from jaxtd3.population import make_population, take_member
 from jaxtd3.progress import Progress, duration
 from jaxtd3.replay import make_replay
@@ -38,7 +39,6 @@ from jaxtd3.sweep_plan import Member, label, member_config
 from jaxtd3.sweep_results import write_json
 from jaxtd3.td3 import fast_td3
 from jaxtd3.train_step import make_chunk, make_train_step
-from jaxtd3.trainer import run_keys
 from jaxtd3.types import Agent, BatchEnv, Replay, TrainState
 
 WAVES, WAVE_FILE = "waves", "wave.json"

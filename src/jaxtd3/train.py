@@ -133,8 +133,8 @@ def parse_rewards(groups: Iterable[Iterable[str]]) -> dict[str, float]:
 def settings(args: Train, given: Mapping[str, Any]) -> tuple[Config, list[str]]:
     """Preset, then file, then flags; and what is worth telling about it."""
     from jaxtd3.config import field_names
+    from jaxtd3.parts import whole_chunks
     from jaxtd3.presets import preset, tuned_reward
-    from jaxtd3.trainer import whole_chunks
 
     base, saved = base_config(args)
     labels: dict[str, str | None] = {"env": args.env, "algo": args.algo, "profile": args.profile}
@@ -220,7 +220,8 @@ def run(config: Config, notes: list[str], run_dir: Path, args: Train, ui: Progre
     import jax
 
     from jaxtd3 import memory
-    from jaxtd3.trainer import Options, Session, build
+    from jaxtd3.parts import build
+    from jaxtd3.trainer import Options, Session
 
     ui.update(title=f"{config.env.name} · {config.algo} · seed {config.run.seed}")
     ui.stage("loading")

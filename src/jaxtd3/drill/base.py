@@ -119,8 +119,8 @@ def _live(argv: list[str], log: str, fault: str) -> None:
 @cache
 def small_parts(**changes: Any) -> Any:
     """The small run's parts in this process."""
+    from jaxtd3.parts import build
     from jaxtd3.presets import preset
-    from jaxtd3.trainer import build
 
     return build(preset("Pendulum", profile="cpu", **(SMALL | changes)))
 

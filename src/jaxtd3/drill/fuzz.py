@@ -135,8 +135,8 @@ class Targets:
     def config(self, path: Path) -> str:
         """`--config FILE`, up to the point where memory would be taken."""
         from jaxtd3.cli import Train
+        from jaxtd3.parts import build
         from jaxtd3.train import settings
-        from jaxtd3.trainer import build
 
         config, _ = settings(Train(config=path), {})
         sizes = json.dumps(

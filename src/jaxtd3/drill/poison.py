@@ -18,11 +18,12 @@ from jaxtd3.envs import register_env
 from jaxtd3.envs.pendulum import Pendulum, PendulumState
 from jaxtd3.fault import not_finite
 from jaxtd3.logging import read_rows
+from jaxtd3.parts import build
 from jaxtd3.presets import preset
 from jaxtd3.progress import Quiet
 from jaxtd3.replay import INVALID
 from jaxtd3.td3 import fast_td3
-from jaxtd3.trainer import Options, Session, build
+from jaxtd3.trainer import Options, Session
 from jaxtd3.types import Array, EnvStep, TrainState
 
 ITERATIONS = 60  # all of it fits the ring
@@ -105,7 +106,7 @@ def nan(drill: Drill) -> Iterator[Line]:
 def gradient(drill: Drill) -> Line:
     """Some gradients are NaN: exactly those updates are missing."""
     kind = CRITICS["c51"]._replace(loss=sick_critic_loss)
-    with mock.patch("jaxtd3.trainer.fast_td3", partial(fast_td3, critic=kind)):
+    with mock.patch("jaxtd3.parts.fast_td3", partial(fast_td3, critic=kind)):
         session, summary, _ = watch(drill, "Pendulum")
     agent = session.last.agent
     updates, skipped = int(agent.updates), int(agent.skipped)
