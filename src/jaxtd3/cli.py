@@ -202,6 +202,56 @@ class Envs:
 
 
 @dataclass(frozen=True)
+class Bench:
+    """Measure speed against the machine's limits, a plain sketch, and peers.
+
+    All that is compared runs in turns within one process, round after round, and is told as median
+    and range. Settings come as in `jaxtd3 train`.
+    """
+
+    env: Name = None
+    """Environment, as `jaxtd3 envs` lists them."""
+    rounds: Annotated[int, shown("N")] = 5
+    """Rounds, in each of which everything runs once (5)."""
+    seconds: Annotated[float, shown("S")] = 0.5
+    """Least seconds of every sample (0.5)."""
+    chunk: Annotated[int, shown("N")] = 10
+    """Iterations per timed call (10)."""
+    sketch: Switch = True
+    """Time the plain sketch beside it (on)."""
+    peers: Switch = False
+    """Compare with brax SAC, brax PPO and sbx TD3 instead."""
+    goal: Annotated[float | None, shown("RETURN")] = None
+    """With --peers: time to this return too."""
+    limit: Annotated[float, shown("S")] = 600.0
+    """With --goal: seconds of training that each is given (600)."""
+    seeds: Annotated[int, shown("N")] = 3
+    """With --goal: seeds of each (3)."""
+    roofline: Annotated[str | None, shown("GPU")] = None
+    """Predict an iteration on a GPU from counts, running nothing: a100, h100 or 4090."""
+    scaling: Switch = False
+    """How time and memory grow instead; draws --plot."""
+    axes: Annotated[str | None, shown("NAME,NAME")] = None
+    """With --scaling: some of envs, batch, length, updates, fill (all)."""
+    plot: Annotated[Path, shown()] = Path("scaling.png")
+    """With --scaling: picture to write (scaling.png)."""
+    breakdown: Switch = False
+    """The pieces of an iteration, each timed alone, instead."""
+    over_devices: Annotated[str | None, shown("N,N")] = None
+    """How time divides over numbers of devices, such as 1,2,4; a CPU is split into as many."""
+    population: Count = None
+    """What a member of a population of so many seeds costs, beside a single run."""
+    algo: Name = None
+    """Algorithm: fasttd3, fasttd3-simbav2, fasttd3-simnorm, pql, pql-d, apex, gorila (fasttd3)."""
+    profile: Name = None
+    """Hardware to choose sizes for: auto, cpu or gpu (auto)."""
+    config: Folder = None
+    """Saved config.json to start from."""
+    json: Switch = False
+    """Print one JSON object, and nothing else."""
+
+
+@dataclass(frozen=True)
 class Doctor:
     """Check what this machine offers, and say what to do about what is missing."""
 
@@ -218,7 +268,7 @@ class Command(NamedTuple):
     run: str  # "module:function", imported when called
 
     def __call__(self, name: str, argv: Sequence[str]) -> int:
-        whole = self.args in (Train, Sweep)  # every setting is a flag
+        whole = self.args in (Train, Sweep, Bench)  # every setting is a flag
         cls: type[Any] = flags.with_sections(self.args) if whole else self.args
         args, given = flags.parse(cls, argv, prog=f"jaxtd3 {name}")
         module, function = self.run.split(":")
@@ -231,6 +281,7 @@ COMMANDS = {
     "evaluate": Command(Evaluate, "jaxtd3.commands:evaluate_command"),
     "render": Command(Render, "jaxtd3.commands:render_command"),
     "export": Command(Export, "jaxtd3.commands:export_command"),
+    "bench": Command(Bench, "jaxtd3.bench:bench_command"),
     "envs": Command(Envs, "jaxtd3.commands:envs_command"),
     "doctor": Command(Doctor, "jaxtd3.doctor:doctor_command"),
 }

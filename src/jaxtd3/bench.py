@@ -1,0 +1,197 @@
+"""`jaxtd3 bench`: how near to the machine's limits, beside a plain sketch and beside peers.
+
+jaxtd3 bench --env NAME                    times, limits, facts of the compiled program
+jaxtd3 bench --env NAME --peers            brax SAC, brax PPO, sbx TD3 on the same environment
+jaxtd3 bench --roofline a100               predicted from counts for a GPU that is not here
+jaxtd3 bench --env NAME --scaling          growth with envs, batch, ring, updates, fill
+jaxtd3 bench --env NAME --breakdown        the pieces of an iteration, each alone
+jaxtd3 bench --env NAME --over-devices 1,2 growth with devices
+jaxtd3 bench --env NAME --population 8     a member's cost beside a single run's
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from jaxtd3.cli import Bench, Train
+from jaxtd3.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from jaxtd3.config import Config
+
+Report = tuple[dict[str, Any], list[str]]
+"""What is printed with --json, and without"""
+
+GPU_NAMES = ("a100", "h100", "4090")  # those of bench_roofline.GPUS
+
+
+def bench_command(args: Bench, given: Mapping[str, Any]) -> int:
+    """Run `jaxtd3 bench`."""
+    mode = chosen_mode(args)
+    check_arguments(args)
+    if args.over_devices:
+        from jaxtd3.startup import split_cpu
+
+        split_cpu(max(device_list(args.over_devices)))
+    result, lines = MODES[mode](args, settings(args, given, mode))
+    if args.json:
+        print(json.dumps(result))
+    else:
+        print("\n".join(lines))
+    return 0
+
+
+def chosen_mode(args: Bench) -> str:
+    """What is asked for; one thing at a time."""
+    asked = [name for name in MODES if name != "measure" and getattr(args, name)]
+    if len(asked) > 1:
+        flags = " and ".join("--" + name.replace("_", "-") for name in asked)
+        raise UserError(f"{flags}: one at a time")
+    return asked[0] if asked else "measure"
+
+
+def check_arguments(args: Bench) -> None:
+    """What can be said of the flags alone."""
+    if args.rounds < 1:
+        raise UserError(f"--rounds {args.rounds} is below 1")
+    if not 0 < args.seconds < 3600:
+        raise UserError(f"--seconds {args.seconds:g} is not between 0 and 3600")
+    if args.population is not None and args.population < 2:
+        raise UserError(f"--population {args.population} is below 2")
+    if args.seeds < 1:
+        raise UserError(f"--seeds {args.seeds} is below 1")
+    if args.over_devices:
+        device_list(args.over_devices)
+    if args.roofline is not None and args.roofline not in GPU_NAMES:
+        raise UserError(nearest("GPU", args.roofline, GPU_NAMES))
+    if args.chunk < 2:
+        raise UserError(f"--chunk {args.chunk} is below 2")
+
+
+def device_list(text: str) -> list[int]:
+    """[1, 2, 4] of '1,2,4'."""
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or min(found) < 1:
+        raise UserError(f"--over-devices {text}: write a list such as 1,2,4")
+    return found
+
+
+def settings(args: Bench, given: Mapping[str, Any], mode: str) -> Config:
+    """As `jaxtd3 train` would choose them; a roofline is of G1 on a GPU unless told otherwise."""
+    from jaxtd3 import train
+
+    env, profile = args.env, args.profile
+    if mode == "roofline":
+        env, profile = env or "G1JoystickFlatTerrain", profile or "gpu"
+        given = {"impl": "jax", **given}
+    base = Train(env=env, algo=args.algo, profile=profile, config=args.config)
+    config, _ = train.settings(base, given)
+    return config
+
+
+def tell(line: str) -> None:
+    print(f"bench: {line}", file=sys.stderr, flush=True)
+
+
+# --- modes --------------------------------------------------------------------------------------
+
+
+def measure(args: Bench, config: Config) -> Report:
+    from jaxtd3 import bench_measure
+    from jaxtd3.parts import build
+
+    tell(describe(config))
+    result = bench_measure.measure(
+        build(config),
+        args.rounds,
+        length=args.chunk,
+        seconds=args.seconds,
+        sketch=args.sketch,
+        tell=tell,
+    )
+    result["details"]["setup"] = describe(config)
+    return result, [describe(config), *bench_measure.lines(result)]
+
+
+def peers(args: Bench, config: Config) -> Report:
+    from jaxtd3 import bench_peers, bench_return
+    from jaxtd3.parts import build
+
+    result = bench_peers.compare(build(config), args.rounds, args.seconds, tell)
+    lines = [describe(config), *bench_peers.lines(result)]
+    if args.goal is not None:
+        race = bench_return.race(
+            config.env.name, args.goal, args.limit, range(args.seeds), tell=tell
+        )
+        result["race"] = race
+        lines += [bench_return.row_text(row) for row in race["rows"]]
+    return result, lines
+
+
+def roofline(args: Bench, config: Config) -> Report:
+    from jaxtd3 import bench_roofline
+    from jaxtd3.parts import build
+
+    assert args.roofline is not None
+    tell("tracing, and lowering for CUDA; nothing is run")
+    result = bench_roofline.roofline(build(config), args.roofline)
+    return result, bench_roofline.lines(result, config)
+
+
+def scaling(args: Bench, config: Config) -> Report:
+    from jaxtd3 import bench_scaling
+
+    axes = bench_scaling.chosen(args.axes or "")
+    result = bench_scaling.scaling(config, axes, args.rounds, args.seconds, tell)
+    bench_scaling.plot(result, args.plot)
+    tell(f"wrote {args.plot}")
+    return result, [describe(config), *bench_scaling.lines(result)]
+
+
+def breakdown(args: Bench, config: Config) -> Report:
+    from jaxtd3 import bench_breakdown
+    from jaxtd3.parts import build
+
+    result = bench_breakdown.breakdown(build(config), args.rounds, args.seconds, args.chunk, tell)
+    return result, [describe(config), *bench_breakdown.lines(result)]
+
+
+def over_devices(args: Bench, config: Config) -> Report:
+    from jaxtd3 import bench_scaling
+
+    devices = device_list(args.over_devices or "1")
+    result = bench_scaling.over_devices(config, devices, args.rounds, args.seconds, tell)
+    return result, [describe(config), *bench_scaling.device_lines(result)]
+
+
+def population(args: Bench, config: Config) -> Report:
+    from jaxtd3 import bench_population
+
+    size = args.population or 2
+    result = bench_population.population(config, size, args.rounds, args.seconds, tell)
+    return result, [describe(config), *bench_population.lines(result)]
+
+
+MODES: dict[str, Callable[[Bench, Config], Report]] = {
+    "measure": measure,
+    "peers": peers,
+    "roofline": roofline,
+    "scaling": scaling,
+    "breakdown": breakdown,
+    "over_devices": over_devices,
+    "population": population,
+}
+
+
+def describe(config: Config) -> str:
+    """What is measured, in one line."""
+    from jaxtd3.bench_roofline import sizes
+
+    ring = config.env.num_envs * config.replay.length
+    return f"{config.env.name}: {sizes(config)}, ring of {ring:,}, {config.replay.n_step}-step"

@@ -1,0 +1,214 @@
+"""`scripts/bench`: the figures of the README, each by the command that anybody can run.
+
+Every part is a process of its own; what it found goes into OUT/latest.json beside what earlier
+calls with other parts found, and OUT/latest.md is the same as tables.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from jaxtd3.bench_table import markdown
+from jaxtd3.cli import complain
+from jaxtd3.errors import UserError, nearest
+from jaxtd3.flags import parse
+from jaxtd3.startup import prepare
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to measure, and where to put it."""
+
+    only: str = ""
+    """Some parts, by comma: sizes return ring population warm peers roofline scaling devices."""
+    out: Path = Path("bench")
+    """Folder of latest.json and latest.md."""
+    rounds: int = 5
+    """Rounds of every comparison."""
+    seeds: int = 3
+    """Seeds of every race to a return."""
+    races: str = "CartpoleBalance:950:240,CheetahRun:600:900,CartpoleSwingup:700:600"
+    """ENV:RETURN:SECONDS of the races, the seconds being the most that each contender trains."""
+    contenders: str = "ours,sketch,brax_sac,brax_ppo"
+    """Who races."""
+
+
+CHEETAH = "--env CheetahRun --num-envs 128 --critic-updates 2 --policy-updates 1 --num-atoms 101"
+SIZES = {
+    "cheetah_small": f"{CHEETAH} --batch-size 2048 --critic-hidden 256 --actor-hidden 128",
+    "cheetah_large": f"{CHEETAH} --batch-size 4096 --critic-hidden 1024 --actor-hidden 512",
+    "g1": "--env G1JoystickFlatTerrain --num-envs 64 --no-sketch",
+}
+RING = f"{CHEETAH} --batch-size 2048 --critic-hidden 256 --actor-hidden 128 --n-step 1"
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def bench(flags: str) -> dict[str, Any]:
+    """`jaxtd3 bench FLAGS --json`, its result with the command that gave it."""
+    command = [sys.executable, "-m", "jaxtd3", "bench", *shlex.split(flags), "--json"]
+    say(f"jaxtd3 bench {flags}")
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    told = {"command": f"jaxtd3 bench {flags}"}
+    if done.returncode:
+        return told | {"error": f"exit code {done.returncode}"}
+    return told | json.loads(done.stdout.splitlines()[-1])
+
+
+# --- parts --------------------------------------------------------------------------------------
+
+
+def sizes(cfg: Settings) -> dict[str, Any]:
+    """Shares of the limits, and the sketch beside."""
+    return {name: bench(f"{flags} --rounds {cfg.rounds}") for name, flags in SIZES.items()}
+
+
+def returns(cfg: Settings) -> dict[str, Any]:
+    """Wall time to a return, contenders taking turns."""
+    from jaxtd3.bench_return import CONTENDERS, race
+
+    names = [name for name in cfg.contenders.split(",") if name]
+    for name in names:
+        if name not in CONTENDERS:
+            raise UserError(nearest("contender", name, CONTENDERS))
+    found = {}
+    for text in cfg.races.split(","):
+        env, goal, limit = text.split(":")
+        found[env] = race(env, float(goal), float(limit), range(cfg.seeds), names, say)
+    return found
+
+
+def ring(cfg: Settings) -> dict[str, Any]:
+    """Flat in fill and in length."""
+    with tempfile.TemporaryDirectory() as folder:
+        flags = f"--scaling --axes length,fill --rounds {cfg.rounds} --plot {folder}/ring.png"
+        return bench(f"{RING} {flags}")
+
+
+def population(cfg: Settings) -> dict[str, Any]:
+    return bench(f"--env CartpoleBalance --population 8 --rounds {cfg.rounds}")
+
+
+def peers(cfg: Settings) -> dict[str, Any]:
+    flags = f"--peers --rounds {cfg.rounds}"
+    return {env: bench(f"--env {env} {flags}") for env in ("CartpoleBalance", "CheetahRun")}
+
+
+def roofline(cfg: Settings) -> dict[str, Any]:
+    from jaxtd3.bench import GPU_NAMES
+
+    return {gpu: bench(f"--roofline {gpu}") for gpu in GPU_NAMES}
+
+
+def scaling(cfg: Settings) -> dict[str, Any]:
+    flags = f"--scaling --axes envs,batch,updates --rounds {cfg.rounds}"
+    return bench(f"--env CartpoleBalance {flags} --plot {cfg.out / 'scaling.png'}")
+
+
+def devices(cfg: Settings) -> dict[str, Any]:
+    return bench(f"--env CartpoleBalance --over-devices 1,2,4 --rounds {cfg.rounds}")
+
+
+def warm(cfg: Settings) -> dict[str, Any]:
+    """Seconds from the start to the first update on G1: compile cache empty, then filled."""
+    flags = "--env G1JoystickFlatTerrain --iterations 12 --log-every 12 --eval-every 0"
+    flags += " --checkpoint-every 0 --eval-episodes 1 --no-video --quiet"
+    seconds: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": f"{folder}/cache"}
+        for name in ("cold", "warm"):
+            say(f"G1, {name} start")
+            run = Path(folder) / name
+            command = [sys.executable, "-m", "jaxtd3", "train", *shlex.split(flags)]
+            subprocess.run([*command, "--run-dir", str(run)], env=environment, check=True)
+            summary = json.loads((run / "summary.json").read_text())
+            first = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
+            seconds[name] = summary["start_seconds"] + first["seconds"]
+    return {
+        "command": f"jaxtd3 train {flags}",
+        **{f"{name}_seconds": value for name, value in seconds.items()},
+        "warm_over_cold": seconds["warm"] / seconds["cold"],
+    }
+
+
+PARTS: dict[str, Callable[[Settings], dict[str, Any]]] = {
+    "sizes": sizes,
+    "return": returns,
+    "ring": ring,
+    "population": population,
+    "warm": warm,
+    "peers": peers,
+    "roofline": roofline,
+    "scaling": scaling,
+    "devices": devices,
+}
+
+
+def chosen(only: str) -> list[str]:
+    """The parts to run, in the table's order."""
+    asked = [name.strip() for name in only.split(",") if name.strip()]
+    for name in asked:
+        if name not in PARTS:
+            raise UserError(nearest("part", name, PARTS))
+    return [name for name in PARTS if not asked or name in asked]
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were taken on."""
+    import importlib.metadata as metadata
+
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        named = [s for s in cpuinfo.read_text().splitlines() if s.startswith("model name")]
+        model = named[0].split(":", 1)[1].strip() if named else model
+    versions = {name: metadata.version(name) for name in ("jax", "jaxlib", "brax", "mujoco-mjx")}
+    return {"cpu": model, "cores": os.cpu_count(), **versions}
+
+
+def write(out: Path, found: dict[str, Any]) -> None:
+    """Both files, whole or not at all."""
+    out.mkdir(parents=True, exist_ok=True)
+    texts = {"latest.json": json.dumps(found, indent=1) + "\n", "latest.md": markdown(found)}
+    for name, text in texts.items():
+        part = out / f"{name}.part"
+        part.write_text(text)
+        part.replace(out / name)
+
+
+def main(argv: list[str]) -> int:
+    """Run the parts asked for, and keep what each finds as soon as it is known."""
+    prepare()
+    try:
+        cfg, _ = parse(Settings, argv, prog="scripts/bench")
+        names = chosen(cfg.only)
+        latest = cfg.out / "latest.json"
+        found = json.loads(latest.read_text()) if latest.exists() else {}
+        for name in names:
+            say(f"--- {name}")
+            result = PARTS[name](cfg)
+            when = datetime.now(UTC).isoformat(timespec="seconds")
+            found[name] = {"when": when, "machine": machine(), "found": result}
+            write(cfg.out, found)
+        print(markdown(found))
+        return 0
+    except UserError as error:
+        complain(error)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

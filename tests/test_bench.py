@@ -1,0 +1,438 @@
+"""The bench: counts that are exact, ratios that hold, every limit and peer told in one schema."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxtd3
+from jaxtd3 import (
+    bench,
+    bench_count,
+    bench_measure,
+    bench_peers,
+    bench_return,
+    bench_roofline,
+    bench_scaling,
+    bench_suite,
+    bench_table,
+    cli,
+    distributional,
+)
+from jaxtd3.bench_programs import Held, full_state, with_fill
+from jaxtd3.bench_time import Task, interleave, spread
+from jaxtd3.config import Config
+from jaxtd3.parts import build
+from jaxtd3.sketch import make_sketch, project
+from jaxtd3.train_step import make_chunk
+from jaxtd3.types import EnvSpec
+
+SMALL = {
+    "num_envs": 32,
+    "length": 256,
+    "batch_size": 128,
+    "critic_hidden": 64,
+    "actor_hidden": 32,
+    "num_atoms": 21,
+    "critic_updates": 2,
+    "policy_updates": 2,
+}
+
+
+def make_parts(name="Pendulum", **changes):
+    return build(jaxtd3.preset(name, profile="cpu", **{**SMALL, **changes}))
+
+
+@pytest.fixture(scope="module")
+def parts():
+    return make_parts()
+
+
+@pytest.fixture(scope="module")
+def result(parts):
+    return bench_measure.measure(parts, 5, length=5, seconds=0.05, compiles=1)
+
+
+# --- the result ---------------------------------------------------------------------------------
+
+
+def test_schema(result):
+    assert (*[k for k in result if k != "details"],) == bench_measure.HEADLINES
+    for name in bench_measure.HEADLINES:
+        value = result[name]
+        assert set(value) == {"median", "low", "high"}
+        assert 0 <= value["low"] <= value["median"] <= value["high"] < math.inf, name
+    assert json.loads(json.dumps(result)) == result
+
+
+def test_the_program_is_traced_once_and_stays_on_the_device(result):
+    facts = result["details"]["program"]
+    assert result["traces"]["median"] == 1
+    assert facts["ring_copies"] == 0
+    assert facts["host_transfers"] == 0
+    assert facts["aliased_bytes"] >= facts["ring_bytes"]
+
+
+def test_ratios_are_those_of_the_times(result):
+    """eta's parts are put together from the same rounds as its whole."""
+    ms = result["details"]["milliseconds"]
+    near = ms["limit"]["median"] / ms["iteration"]["median"]
+    assert result["eta"]["median"] == pytest.approx(near, rel=0.5)
+    parts = ms["env"]["median"] + ms["gemms"]["median"] + ms["bytes"]["median"]
+    assert ms["limit"]["median"] == pytest.approx(parts, rel=0.5)
+    rate = 1e3 / ms["iteration"]["median"]
+    assert result["iterations_per_second"]["median"] == pytest.approx(rate)
+
+
+def test_regression_guard(result):
+    """Ratios, not times, and generous: small sizes on a busy machine."""
+    assert result["details"]["over_sketch"]["high"] > 0.8
+    assert result["eta"]["high"] < 1.5  # a limit that is beaten is not one
+    ms = result["details"]["milliseconds"]
+    halves = ms["collect"]["low"] + ms["update"]["low"]
+    assert ms["iteration"]["low"] < 2 * halves
+
+
+def test_the_table_names_every_headline(result):
+    text = "\n".join(bench_measure.lines(result))
+    for name in bench_measure.HEADLINES:
+        assert name in text
+
+
+def test_ratios_arithmetic():
+    times = {
+        "iteration": [10.0, 20.0],
+        "collect": [4.0, 8.0],
+        "update": [5.0, 10.0],
+        "env": [2.0, 4.0],
+        "gemms": [3.0, 6.0],
+        "memory": [0.5, 1.0],
+        "sketch": [20.0, 20.0],
+    }
+    counts = {"flops": 6e9, "replay_bytes": 1, "param_bytes": 1}
+    told = bench_measure.ratios(times, counts, collect_steps=2)
+    assert told["eta"] == spread([(2 * 2 + 3 + 1) / 10] * 2)
+    assert told["eta_env"]["median"] == 0.5
+    assert told["eta_learn"]["median"] == 0.6
+    assert told["over_sketch"] == spread([2.0, 1.0])
+    assert told["peak_gflops"]["high"] == 2.0
+
+
+# --- counts -------------------------------------------------------------------------------------
+
+
+def test_dots_count_the_scans_around_them():
+    def program(a, b):
+        def body(x, _):
+            return jnp.tanh(x @ b @ b.T), None
+
+        return jax.lax.scan(body, a, length=7)[0]
+
+    found = bench_count.count_dots(
+        jax.make_jaxpr(program)(jnp.ones((4, 5)), jnp.ones((5, 6))).jaxpr
+    )
+    assert bench_count.flops(found) == 7 * 2 * (2 * 4 * 5 * 6)
+    batched = jax.make_jaxpr(jax.vmap(jnp.matmul))(jnp.ones((3, 4, 5)), jnp.ones((3, 5, 6)))
+    found = bench_count.count_dots(batched.jaxpr)
+    assert bench_count.flops(found) == 3 * 2 * 4 * 5 * 6
+    assert not bench_count.gemms(found)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"critic_updates": 2, "policy_updates": 1, "collect_steps": 2},
+        {"critic": "scalar", "num_critics": 3},
+        {"cdq": False, "n_step": 3},
+    ],
+)
+def test_flops_are_those_by_hand(changes):
+    parts = make_parts(**changes)
+    traced = bench_count.flops(bench_count.learner_dots(parts))
+    assert traced == bench_count.mlp_flops(parts.env.spec, parts.config)
+
+
+def test_g1_is_fasttd3s_work():
+    """FastTD3's own sizes give the FLOPs that were counted for FastTD3."""
+    spec = EnvSpec("G1", obs_size=103, extra_size=113, action_size=29, episode_length=1000)
+    config = Config().override({"batch_size": 32768})
+    assert bench_count.mlp_flops(spec, config) / 1e9 == pytest.approx(1225, rel=0.05)
+
+
+def test_bytes(parts):
+    spec, config = parts.env.spec, parts.config
+    one = 4 * (3 + 1) + 4 + 1 + 2  # obs, action, reward, end, slot
+    window = 4 * (2 * 3 + 1) + 4 + 1 + 2
+    batch = 4 * (2 * 3 + 1 + 3)
+    expected = 32 * one + 2 * 128 * (window + batch)
+    assert bench_count.replay_bytes(spec, config) == expected
+    actor = 4 * (3 * 32 + 32 + 32 * 16 + 16 + 16 * 8 + 8 + 8 * 1 + 1)
+    critic = 2 * 4 * (4 * 64 + 64 + 64 * 32 + 32 + 32 * 16 + 16 + 16 * 21 + 21)
+    agent, loop = parts.shapes.agent, config.loop
+    assert bench_count.param_bytes(agent, loop) == 2 * 10 * critic + 2 * 8 * actor
+    assert bench_count.gradient_bytes(agent, loop) == 2 * critic + 2 * actor
+
+
+def test_copies_of_the_ring_are_seen(parts):
+    shape = ",".join(map(str, parts.shapes.replay.obs.shape))
+    line = f"  %copy.1 = f32[{shape}]{{2,1,0}} copy(%x), metadata={{}}\n"
+    assert bench_count.ring_copies(line * 2, parts.shapes.replay) == 2
+    assert bench_count.ring_copies(line.replace(shape, "3,3"), parts.shapes.replay) == 0
+    assert bench_count.HOST.search('custom_call_target="xla_ffi_python_cpu_callback"')
+
+
+# --- the ring -----------------------------------------------------------------------------------
+
+
+def test_insert_costs_the_same_whatever_the_fill(parts):
+    """One program for any fill, which writes slabs in place; and no slower when full."""
+    chunk = make_chunk(parts.fns.collect_step, 20, parts.layout)
+    text = chunk.lower(parts.shapes).compile().as_text()
+    assert bench_count.ring_copies(text, parts.shapes.replay) == 0
+    assert "dynamic-update-slice" in text
+    held = Held(full_state(parts))
+
+    def task(slabs):
+        def prepare():
+            held.state = with_fill(held.state, slabs)
+
+        return Task(str(slabs), lambda: held.through(chunk), 20, prepare)
+
+    length = parts.config.replay.length
+    for _ in range(3):  # a busy machine may need another look
+        times = interleave([task(2), task(length)], rounds=5, seconds=0.02)
+        ratio = np.median(times[str(length)]) / np.median(times["2"])
+        if ratio < 1.5:
+            break
+    assert ratio < 1.5
+    assert chunk._cache_size() == 1
+
+
+def test_a_full_state_is_full_and_learns(parts):
+    state = full_state(parts)
+    assert int(state.replay.size) == parts.config.replay.length
+    assert int(state.iteration) >= parts.config.loop.warmup
+    assert float(jnp.abs(state.replay.obs).min()) < float(jnp.abs(state.replay.obs).max())
+    few = with_fill(state, 3)
+    assert (int(few.replay.size), int(few.replay.head)) == (3, 3)
+
+
+# --- roofline -----------------------------------------------------------------------------------
+
+
+def test_roofline_arithmetic():
+    config = Config().override({"compute": "bf16", "num_envs": 1000})
+    counts = {
+        "flops": 312e12 * 0.4 * 2e-3,
+        "replay_bytes": 2039e9 * 0.7 * 1e-3,
+        "param_bytes": 2039e9 * 0.7 * 1e-3,
+        "allreduce_bytes": 300e9 * 1e-3,
+    }
+    told = bench_roofline.predict(counts, bench_roofline.GPUS["a100"], config)
+    assert told["matmul_ms"] == pytest.approx(2)
+    assert told["memory_ms"] == pytest.approx(2)
+    assert told["physics_ms"] == pytest.approx(60)
+    assert told["iteration_ms"] == pytest.approx(64)
+    assert told["allreduce_ms"] == pytest.approx(2 * 7 / 8)
+    slower = bench_roofline.predict(
+        counts, bench_roofline.GPUS["a100"], config.override({"compute": "f32"})
+    )
+    assert slower["matmul_ms"] == pytest.approx(2 * 312 / 19.5)
+    assert tuple(bench_roofline.GPUS) == bench.GPU_NAMES
+
+
+def test_lowered_for_cuda():
+    """No f32 scatter-add in the learner; `highest` on the environment's dots and nowhere else."""
+    parts = make_parts("CartpoleBalance")
+    found = bench_roofline.roofline(parts, "h100")
+    assert found["cuda"]["env_dots"] > 0
+    assert found["cuda"]["learner_dots"] > 0
+    assert all(found["checks"].values()), found
+    text = "\n".join(bench_roofline.lines(found, parts.config))
+    assert "PREDICTED" in text
+    assert "assumed" in text
+
+
+def test_a_scatter_add_would_be_seen():
+    z = jnp.linspace(0.0, 1.0, 5)
+    lowered = jax.jit(jax.vmap(distributional.project_scatter, (None, 0, 0))).trace(
+        z, jnp.ones((3, 5)), jnp.ones((3, 5))
+    )
+    text = lowered.lower(lowering_platforms=("cuda",)).as_text()
+    assert bench_roofline.SCATTER_ADD.search(text)
+
+
+# --- the sketch ---------------------------------------------------------------------------------
+
+
+def test_the_sketch_projects_as_c51_does():
+    z = jnp.linspace(-2.0, 2.0, 9)
+    p = jax.nn.softmax(jnp.arange(9.0))
+    for reward, discount in ((0.3, 0.9), (5.0, 0.9), (-9.0, 0.0)):
+        r, d = jnp.float32(reward), jnp.float32(discount)
+        moved = distributional.bellman_atoms(z, r, d)
+        expected = distributional.project_dense(z, moved, p)
+        np.testing.assert_allclose(project(z, p, r, d), expected, atol=1e-6)
+
+
+def test_the_sketch_learns(parts):
+    init, step, act = make_sketch(parts.env, parts.config)
+    first = init(jax.random.key(0), parts.env.init(jax.random.key(1)))
+    state = first
+    run = jax.jit(step)
+    for _ in range(3):
+        state = run(state)
+    assert int(state.size) == 3 * 32
+    assert int(state.opts["critic"][0].count) == 3 * 2
+    assert int(state.opts["actor"][0].count) == 3 * 2
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.params))
+    moved = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), first.params, state.params)
+    assert all(x > 0 for x in jax.tree.leaves(moved))
+    assert act(state, state.env.obs).shape == (32, 1)
+
+
+# --- times, peers, tables -----------------------------------------------------------------------
+
+
+def test_tasks_take_turns():
+    order: list[str] = []
+    tasks = [Task(name, lambda name=name: order.append(name)) for name in "ab"]
+    times = interleave(tasks, rounds=3, seconds=0.0)
+    assert order == list("aabb" + "ab" * 3)
+    assert {k: len(v) for k, v in times.items()} == {"a": 3, "b": 3}
+
+
+def test_exponents():
+    assert bench_scaling.exponent([1, 2, 4], [3, 6, 12]) == pytest.approx(1)
+    assert bench_scaling.exponent([1, 10, 100], [5, 5, 5]) == pytest.approx(0)
+
+
+def test_a_peer_that_cannot_run_is_named_with_its_error():
+    row = bench_peers.attempt(bench_peers.PEERS["brax_sac"].run, "Pendulum", 1)
+    assert re.fullmatch(r".*Pendulum.*", row["error"])
+    shown = bench_peers.lines({"rates": {"brax_sac": row}, "scaled": bench_peers.SCALED})
+    assert any("cannot run" in line and row["error"] in line for line in shown)
+
+
+def test_playgrounds_settings_are_scaled_as_told():
+    ppo = bench_peers.ppo_settings("CheetahRun")
+    own = bench_peers.playground_settings("CheetahRun", "ppo")
+    assert (ppo["num_envs"], ppo["batch_size"]) == (own["num_envs"] // 8, own["batch_size"] // 8)
+    assert (ppo["batch_size"] * ppo["num_minibatches"]) % ppo["num_envs"] == 0
+    sac = bench_peers.sac_settings("CheetahRun", "race")
+    own = bench_peers.playground_settings("CheetahRun", "sac")
+    changed = {k for k in sac if k != "network_factory" and sac[k] != own[k]}
+    assert changed == {"max_replay_size"}
+
+
+def test_what_brax_spent_is_told_apart(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(bench_peers.time, "perf_counter", lambda: now[0])
+    watch = bench_peers.Watch()
+    now[0] = 110.0
+    watch({"eval/epoch_eval_time": 4.0})  # before the first call there is no training
+    now[0] = 130.0
+    watch.log.spans += [(111.0, 116.0), (128.0, 129.0)]  # in training, in the evaluation
+    watch({"eval/epoch_eval_time": 3.0})
+    assert watch.train == pytest.approx(20 - 3 - 5)
+    assert watch.evaluate == pytest.approx(4 + 3 - 1)
+    assert watch.compile == pytest.approx(6)
+
+
+def a_row(contender, seed, train, reached=True):
+    return {
+        "contender": contender,
+        "env": "E",
+        "goal": 9.0,
+        "seed": seed,
+        "reached": reached,
+        "best": 9.0,
+        "train_seconds": train,
+        "compile_seconds": 10.0,
+        "env_steps": 5,
+    }
+
+
+def test_races_are_summed_up():
+    rows = [a_row("ours", 0, 10.0), a_row("ours", 1, 20.0), a_row("sketch", 0, 60.0, False)]
+    rows.append({"contender": "brax_sac", "env": "E", "seed": 0, "error": "no"})
+    told = bench_return.summarize(rows)
+    assert told["ours"]["train_seconds"] == spread([10.0, 20.0])
+    assert told["sketch"]["over_ours_train_seconds"] == 4.0
+    assert told["sketch"]["over_ours_with_compile"] == 70 / 25
+    assert (told["sketch"]["reached"], told["ours"]["reached"]) == (0, 2)
+    assert "brax_sac" not in told
+    assert "cannot run: no" in bench_return.row_text(rows[-1])
+
+
+def test_the_tables_hold_what_was_found(result, tmp_path):
+    rows = [a_row("ours", 0, 10.0), a_row("sketch", 0, 60.0)]
+    race = {"env": "E", "goal": 9.0, "rows": rows, "summary": bench_return.summarize(rows)}
+    parts = {
+        "sizes": {"a": {"command": "jaxtd3 bench", **result}},
+        "return": {"E": race},
+        "warm": {"command": "jaxtd3 train", "warm_over_cold": 0.2},
+    }
+    where = {"when": "now", "machine": {"cores": 2, "cpu": "c"}}
+    found = {name: {**where, "found": part} for name, part in parts.items()}
+    text = bench_table.markdown(found)
+    assert "| E to 9 | sketch | 1 of 1 | 60 | 70 | 6 |" in text
+    assert "warm_over_cold" in text
+    bench_suite.write(tmp_path / "out", found)
+    assert json.loads((tmp_path / "out" / "latest.json").read_text()) == found
+    assert set(bench_suite.PARTS) == set(bench_table.SECTIONS)
+
+
+# --- the command --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ("--env Pendul", "Pendulum"),
+        ("--env Pendulum --rounds 0", "--rounds 0"),
+        ("--roofline b200", "h100"),
+        ("--env Pendulum --peers --scaling", "one at a time"),
+        ("--env Pendulum --over-devices two", "1,2,4"),
+        ("--env Pendulum --population 1", "--population 1"),
+        ("--env Pendulum --scaling --axes lenght", "length"),
+        ("--env Pendulum --critic-hiden 3", "--critic-hidden"),
+        ("", "--env"),
+    ],
+)
+def test_mistakes_are_one_line(flags, says, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["bench", *flags.split()]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    assert says in said.err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flags",
+    ["--population 2", "--scaling --axes envs,fill", "--roofline 4090", "--breakdown"],
+)
+def test_other_modes_run(flags, capsys, tmp_path):
+    sizes = [f"--{k.replace('_', '-')}={v}" for k, v in SMALL.items()]
+    quick = ["--rounds", "2", "--seconds", "0.02", "--plot", str(tmp_path / "s.png")]
+    argv = ["bench", "--env", "Pendulum", *sizes, *quick, *flags.split(), "--json"]
+    assert cli.main(argv) == 0
+    assert json.loads(capsys.readouterr().out)["env"] == "Pendulum"
+    assert (tmp_path / "s.png").exists() == ("scaling" in flags)
+
+
+@pytest.mark.slow
+def test_brax_runs_beside_ours():
+    found = bench_peers.compare(make_parts("CartpoleBalance"), rounds=1, seconds=0.1)
+    for name in ("ours", "ours_full", "brax_sac", "brax_sac_full", "brax_ppo"):
+        assert found["rates"][name]["updates_per_second"]["median"] > 0, found["rates"][name]
