@@ -56,22 +56,18 @@ def test_on_eight_devices(request):
 
 
 def test_a_run_goes_on_with_another_number_of_devices(tmp_path):
+    """Sizes per device on four, then the same global sizes on two."""
     run = tmp_path / "run"
-    words = ["--env", "Pendulum", "--run-dir", str(run), "--log-every", "10", *SMALL]
-    done = train(*words, "--devices", "4", "--iterations", "20")
+    words = ["--env", "Pendulum", "--run-dir", str(run), "--log-every", "10"]
+    done = train(*words, *SMALL, "--devices", "4", "--per-device", "--iterations", "20")
     assert done.returncode == 0, done.stderr
+    assert "per device on 4: 64 envs, batch 128, ring of 4,096 transitions in all" in done.stdout
     assert len(summary(run)["devices"]) == 4
     done = train(*words, "--resume", "--devices", "2", "--iterations", "40")
     assert done.returncode == 0, done.stderr
     assert "saved on 4 devices, goes on with 2" in done.stdout
     assert summary(run)["iterations"] == 40
-
-
-def test_per_device_sizes_are_told(tmp_path):
-    words = ["--env", "Pendulum", "--run-dir", str(tmp_path / "run"), "--log-every", "5", *SMALL]
-    done = train(*words, "--devices", "2", "--per-device", "--iterations", "5")
-    assert done.returncode == 0, done.stderr
-    assert "per device on 2: 32 envs, batch 64, ring of 2,048 transitions" in done.stdout
+    assert json.loads((run / "config.json").read_text())["env"]["num_envs"] == 64
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,11 @@ def test_the_ring_is_updated_in_place():
 
 @pytest.mark.parametrize(
     ("rates", "updates"),
-    [((1, 8, 4), 8), ((8, 1, 1), 1), ((2, 4, 1), 4)],
+    [
+        pytest.param((1, 8, 4), 8, marks=pytest.mark.slow),
+        pytest.param((8, 1, 1), 1, marks=pytest.mark.slow),
+        ((2, 4, 1), 4),  # test_lineage.py counts the others over 1000 iterations
+    ],
 )
 def test_rates_are_exact(rates, updates):
     collect, critic, policy = rates
