@@ -253,6 +253,7 @@ def test_lowered_for_cuda():
     parts = make_parts("CartpoleBalance")
     found = bench_roofline.roofline(parts, "h100")
     assert found["cuda"]["env_dots"] > 0
+    assert found["cuda"]["env_dots_highest"] > 0
     assert found["cuda"]["learner_dots"] > 0
     assert all(found["checks"].values()), found
     text = "\n".join(bench_roofline.lines(found, parts.config))

@@ -44,7 +44,8 @@ def example(parts: Parts, state: TrainState) -> tuple[Transition, Batch]:
     mapped = jax.shard_map(
         make, mesh=parts.mesh, in_specs=(specs,), out_specs=jax.P(), check_vma=False
     )
-    return jax.jit(mapped)(state)
+    # By way of the host: constants of a sharded program lie on no mesh.
+    return jax.tree.map(jnp.asarray, jax.device_get(jax.jit(mapped)(state)))
 
 
 def pieces(parts: Parts, state: TrainState) -> dict[str, Piece]:
