@@ -93,7 +93,7 @@ def test_ratios_are_those_of_the_times(result):
 def test_regression_guard(result):
     """Ratios, not times, and generous: small sizes on a busy machine."""
     assert result["details"]["over_sketch"]["high"] > 0.8
-    assert result["eta"]["high"] < 1.5  # a limit that is beaten is not one
+    assert result["eta"]["low"] < 1.5  # a limit that is always beaten is not one
     ms = result["details"]["milliseconds"]
     halves = ms["collect"]["low"] + ms["update"]["low"]
     assert ms["iteration"]["low"] < 2 * halves
@@ -248,6 +248,7 @@ def test_roofline_arithmetic():
     assert tuple(bench_roofline.GPUS) == bench.GPU_NAMES
 
 
+@pytest.mark.slow
 def test_lowered_for_cuda():
     """No f32 scatter-add in the learner; `highest` on the environment's dots and nowhere else."""
     parts = make_parts("CartpoleBalance")
@@ -283,6 +284,7 @@ def test_the_sketch_projects_as_c51_does():
         np.testing.assert_allclose(project(z, p, r, d), expected, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_sketch_learns(parts):
     init, step, act = make_sketch(parts.env, parts.config)
     first = init(jax.random.key(0), parts.env.init(jax.random.key(1)))
