@@ -141,6 +141,7 @@ def best_return(run: Path) -> float:
     return max((row.get("eval/return") or 0.0 for row in whole), default=0.0)
 
 
+@pytest.mark.slow
 def test_two_processes_learn_and_one_may_die(tmp_path, pairs):
     """CartpoleBalance to 900 by two processes; one is killed, the other ends, one goes on."""
     run = tmp_path / "run"
