@@ -41,7 +41,7 @@ SMALL = {
     "actor_hidden": 32,
     "num_atoms": 21,
     "critic_updates": 2,
-    "policy_updates": 2,
+    "policy_updates": 1,
 }
 
 

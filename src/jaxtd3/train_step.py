@@ -18,7 +18,7 @@ from jaxtd3 import exploration
 from jaxtd3.errors import nearest
 from jaxtd3.normalize import discounted_return
 from jaxtd3.sharding import AXIS, WHOLE, average, local_key, reduce_shards
-from jaxtd3.types import Agent, Array, BatchEnv, Metrics, Noise, Replay, TrainState
+from jaxtd3.types import Agent, Array, Batch, BatchEnv, Metrics, Noise, Replay, TrainState
 
 StepFn = Callable[[TrainState], tuple[TrainState, Metrics]]
 
@@ -154,25 +154,37 @@ def make_learn(agent: Agent, replay: Replay, cfg: LoopConfig) -> Callable[..., A
         """One critic update per entry of `plan`; the policy learns where it says True."""
         learning = state.iteration >= cfg.warmup
 
-        def one(carry: Any, key: Array, policy: bool) -> tuple[Any, Metrics]:
-            agent_state, ring = carry  # None: a ring that learning leaves alone stays outside
-            key_sample, key_update = jax.random.split(key)
-            source = state.replay if ring is None else ring
-            batch = replay.sample(source, key_sample, agent_state.hyper.gamma)
-            batch = batch._replace(weight=jnp.where(learning, batch.weight, 0.0))
-            agent_state, metrics = agent.update(agent_state, batch, key_update, policy=policy)
+        def draw(ring: Any, key: Array) -> Batch:
+            batch = replay.sample(ring, key, state.agent.hyper.gamma)
+            return batch._replace(weight=jnp.where(learning, batch.weight, 0.0))
+
+        def draw_all(keys: Array) -> list[Batch]:
+            """A batch for each key, drawn in a loop of its own: in one block with the write of new
+            data XLA repeats that write in every read, and copies the ring for it. (A loop of one
+            is no loop to XLA, so a lone key is drawn twice.)"""
+            keys = keys if len(plan) > 1 else jnp.concatenate([keys, keys])
+            batches = jax.lax.map(lambda k: draw(state.replay, k), keys)
+            return [jax.tree.map(lambda x, i=i: x[i], batches) for i in range(len(pattern))]
+
+        def one(carry: Any, batch: Batch, key: Array, policy: bool) -> tuple[Any, Metrics]:
+            agent_state, ring = carry
+            agent_state, metrics = agent.update(agent_state, batch, key, policy=policy)
             td_error = metrics.pop("td_error", None)
             if judge is not None and td_error is not None:
-                ring = judge(source, batch, td_error)
+                ring = judge(ring, batch, td_error)
             return (agent_state, ring), metrics
 
         pattern = shortest_period(plan)
 
         def group(carry: Any, keys: Array) -> tuple[Any, Metrics]:
             """The pattern, unrolled: the delayed policy costs no cond."""
+            keys_sample, keys_update = jax.vmap(jax.random.split, out_axes=1)(keys)
+            batches = draw_all(keys_sample) if judge is None else None
             history = []
-            for key, policy in zip(keys, pattern, strict=True):
-                carry, metrics = one(carry, key, policy)
+            for i, policy in enumerate(pattern):
+                # what one update learns decides what the next one draws from a prioritised ring
+                batch = batches[i] if batches else draw(carry[1], keys_sample[i])
+                carry, metrics = one(carry, batch, keys_update[i], policy)
                 history.append(metrics)
             return carry, merge_metrics(history)
 
