@@ -13,6 +13,7 @@ import jaxtd3
 from jaxtd3.envs import meshes as mesh_module
 from jaxtd3.envs.base import combine_terms
 from jaxtd3.envs.playground import fit_reward_form, load_playground, raw_key
+from jaxtd3.parts import build
 
 STEPS = 12
 ROBOTS = ["G1JoystickFlatTerrain", "T1JoystickFlatTerrain"]
@@ -162,6 +163,17 @@ def test_rewards_that_are_no_sum_are_refused():
     assert env.spec.reward_terms == ()
     with pytest.raises(ValueError, match="not a weighted sum"):
         jaxtd3.batch_env(env, jaxtd3.EnvConfig(num_envs=2, weights={"upright": 1.0}))
+
+
+def test_coarser_physics_is_for_training_alone():
+    """`sim_dt` changes the physics step of training; evaluation runs the environment's own."""
+    own = load("CartpoleBalance").unwrapped
+    config = jaxtd3.preset("CartpoleBalance", profile="cpu", sim_dt=own.dt / 2)
+    parts = build(config)
+    assert parts.env.env.unwrapped.sim_dt == own.dt / 2
+    assert parts.env.env.unwrapped.mjx_model.opt.timestep == np.float32(own.dt / 2)
+    assert parts.env.spec.dt == parts.eval_env.spec.dt == own.dt
+    assert parts.eval_env.env.unwrapped.sim_dt == own.sim_dt != own.dt / 2
 
 
 def test_push_and_randomisation_are_options():

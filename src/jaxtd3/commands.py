@@ -28,13 +28,13 @@ class Trained(NamedTuple):
 
 def load_trained(run: Path, best: bool) -> Trained:
     """The policy of a run's last good checkpoint, or of the one that evaluated best."""
-    from dataclasses import replace
 
     import jax
 
     from jaxtd3.checkpoint import locate, restore_agent
     from jaxtd3.config import load_config
     from jaxtd3.envs import make_env
+    from jaxtd3.envs.base import undisturbed
     from jaxtd3.rundir import CONFIG_FILE, require_run
     from jaxtd3.td3 import fast_td3
 
@@ -42,7 +42,7 @@ def load_trained(run: Path, best: bool) -> Trained:
     config = load_config(run / CONFIG_FILE)
     checkpoint = best_checkpoint(run) if best else locate(run)[0]
     try:
-        env = make_env(replace(config.env, push=False))  # as the run's own evaluations
+        env = make_env(undisturbed(config.env))  # as the run's own evaluations
         agent = fast_td3(env.spec, config.agent)
     except ValueError as error:
         raise UserError(str(error)) from error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +12,7 @@ from jax.sharding import Mesh
 from jaxtd3 import sharding
 from jaxtd3.config import Config
 from jaxtd3.envs import make_env
+from jaxtd3.envs.base import undisturbed
 from jaxtd3.errors import UserError
 from jaxtd3.evaluate import make_evaluate
 from jaxtd3.replay import make_replay
@@ -56,9 +56,8 @@ def build(config: Config) -> Parts:
         mesh = sharding.make_mesh(config.run.devices)
         sharding.share(config.env.num_envs, mesh, "num_envs")
         env = make_env(config.env, mesh)
-        eval_env = env
-        if config.env.push:  # evaluations are not disturbed
-            eval_env = make_env(replace(config.env, push=False), mesh)
+        quiet = undisturbed(config.env)
+        eval_env = env if quiet == config.env else make_env(quiet, mesh)
         sync = config.loop.sync_every
         agent = fast_td3(env.spec, config.agent, sharding.AXIS, learn_apart=sync > 1)
         if sync > 1:

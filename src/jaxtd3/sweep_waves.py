@@ -8,7 +8,6 @@ DIR/waves/000/            a finished wave: there as a whole, or not there
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import time
@@ -25,7 +24,7 @@ from jaxtd3.checkpoint import CheckpointStore
 from jaxtd3.clock import Clock
 from jaxtd3.config import Config
 from jaxtd3.envs import make_env
-from jaxtd3.envs.base import reward_weights
+from jaxtd3.envs.base import reward_weights, undisturbed
 from jaxtd3.errors import UserError
 from jaxtd3.logging import dumps
 from jaxtd3.metrics import Metric, make_measure, metrics_of
@@ -61,8 +60,8 @@ def build(config: Config, extra: dict[str, Metric]) -> Parts:
     """Load and bind the parts; a setting that does not fit them is the user's error."""
     try:
         env = make_env(config.env)
-        quiet = dataclasses.replace(config.env, push=False)
-        eval_env = make_env(quiet) if config.env.push else env
+        quiet = undisturbed(config.env)
+        eval_env = env if quiet == config.env else make_env(quiet)
         agent = fast_td3(env.spec, config.agent)
         replay = make_replay(env.spec, config.replay)
     except ValueError as error:

@@ -176,9 +176,11 @@ def make_learn(agent: Agent, replay: Replay, cfg: LoopConfig) -> Callable[..., A
 
         pattern = shortest_period(plan)
 
-        def group(carry: Any, keys: Array) -> tuple[Any, Metrics]:
+        def group(carry: Any, key: Array) -> tuple[Any, Metrics]:
             """The pattern, unrolled: the delayed policy costs no cond."""
-            keys_sample, keys_update = jax.vmap(jax.random.split, out_axes=1)(keys)
+            key_sample, key_update = jax.random.split(key)
+            keys_sample = jax.random.split(key_sample, len(pattern))
+            keys_update = jax.random.split(key_update, len(pattern))
             batches = draw_all(keys_sample) if judge is None else None
             history = []
             for i, policy in enumerate(pattern):
@@ -188,7 +190,7 @@ def make_learn(agent: Agent, replay: Replay, cfg: LoopConfig) -> Callable[..., A
                 history.append(metrics)
             return carry, merge_metrics(history)
 
-        keys = jax.random.split(key, (len(plan) // len(pattern), len(pattern)))
+        keys = jax.random.split(key, len(plan) // len(pattern))
         carry = (state.agent, None if judge is None else state.replay)
         if len(pattern) == len(plan):
             carry, metrics = group(carry, keys[0])

@@ -59,8 +59,7 @@ class EnvSpec:
 
     def combine(self, terms: Array, weights: Array) -> Array:
         """clip(scale * sum_k weights_k * terms_k): [..]."""
-        # A product and a sum: a matmul would run in TF32 on a GPU, and rewards are physics.
-        reward = self.reward_scale * jax.numpy.sum(terms * weights, axis=-1)
+        reward = self.reward_scale * jax.numpy.matmul(terms, weights, precision="highest")
         return reward if self.reward_clip is None else jax.numpy.clip(reward, *self.reward_clip)
 
     def actor_obs(self, x: Array) -> Array:

@@ -42,6 +42,9 @@ class EnvConfig:
     """Randomise the robot's dynamics at every reset, where Playground knows how."""
     push: bool = False
     """Push the robot now and then, where the environment knows how."""
+    sim_dt: float | None = None
+    """Seconds of one physics step in training (default: the environment's own, which evaluation
+    always runs). Coarser physics is that much faster."""
     stagger: bool = False
     """Start the first episodes at random ages, so that time limits do not fall together."""
     weights: Mapping[str, float] = field(default_factory=dict)
@@ -52,12 +55,19 @@ class EnvConfig:
             raise ValueError(f"num_envs={self.num_envs} is below 1")
         if self.episode_length is not None and self.episode_length < 1:
             raise ValueError(f"episode_length={self.episode_length} is below 1")
+        if self.sim_dt is not None and not self.sim_dt > 0:
+            raise ValueError(f"sim_dt={self.sim_dt} is not above 0")
         for name, allowed in (
             ("impl", ("auto", "jax", "warp")),
             ("reset", ("pool", "step", "cached")),
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(nearest(name, getattr(self, name), allowed))
+
+
+def undisturbed(cfg: EnvConfig) -> EnvConfig:
+    """What evaluation runs: no pushes, and the environment's own physics step."""
+    return replace(cfg, push=False, sim_dt=None)
 
 
 def combine_terms(spec: EnvSpec, terms: Array, weights: Array) -> Array:

@@ -81,6 +81,14 @@ def load_playground(cfg: EnvConfig) -> PlaygroundEnv:
             overrides[f"{pushes}.enable"] = cfg.push
     if cfg.push and not any(name.endswith(".enable") for name in overrides):
         raise UserError(f"{cfg.name} has no pushes to switch on")
+    if cfg.sim_dt is not None:
+        substeps = config.ctrl_dt / cfg.sim_dt
+        if substeps < 0.99 or abs(substeps - round(substeps)) > 1e-6:
+            raise UserError(
+                f"sim_dt={cfg.sim_dt} s does not divide {cfg.name}'s control step of "
+                f"{config.ctrl_dt} s"
+            )
+        overrides["sim_dt"] = cfg.sim_dt
     with menagerie_for(cfg.name) as meshes, on_own_device():
         try:
             env = registry.load(cfg.name, config=config, config_overrides=overrides)

@@ -55,6 +55,8 @@ def reward_kind(name: str) -> str:
 def make_env(cfg: EnvConfig, mesh: Mesh | None = None) -> BatchEnv:
     """The training environment that `cfg` describes, spread over the devices of a mesh."""
     if cfg.name in _OWN:
+        if cfg.sim_dt is not None:
+            raise UserError(f"{cfg.name} has no physics step to set: leave sim_dt away")
         return batch_env(_OWN[cfg.name](), cfg, mesh)
     if cfg.name not in playground_names():
         raise UserError(nearest("env", cfg.name, env_names()))
