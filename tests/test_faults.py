@@ -254,6 +254,23 @@ def session(parts, program, tmp_path, monkeypatch):
     return make
 
 
+def test_a_run_that_has_nothing_to_learn_from_stops(session):
+    """A NaN policy makes every step NaN: that is said, not called completed."""
+    run = session()
+    first = run.parts.fns.init
+
+    def poisoned(key):
+        state = first(key)
+        actor = jax.tree.map(lambda x: x * jnp.nan, state.agent.actor)
+        return state.replace(agent=state.agent.replace(actor=actor))
+
+    run.parts = run.parts._replace(fns=run.parts.fns._replace(init=poisoned))
+    summary = run.run()
+    assert summary["status"] == "failed"
+    assert "not one of" in summary["error"]
+    assert summary["iterations"] == run.config.run.log_every
+
+
 @pytest.mark.parametrize(
     ("returns", "every", "kept"),
     [

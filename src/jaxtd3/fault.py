@@ -63,6 +63,16 @@ def reached(streak: np.ndarray, metric: Any, limit: int) -> str | None:
     return f"{FAULTS[int(metric)]} not finite: {streak.max()} {network} updates in a row skipped"
 
 
+def all_lost(quarantined: float, steps: int, iterations: int) -> str | None:
+    """What to say where not one environment step of a chunk was finite; else None."""
+    if quarantined < steps:
+        return None
+    return (
+        f"not one of {steps:,} environment steps in the last {iterations:,} iterations was finite "
+        "(actions, physics or rewards): there is nothing to learn from"
+    )
+
+
 def dump(session: Session, state: TrainState) -> str:
     """Keep the state for `jaxtd3 doctor --fault`; what to say about it."""
     folder = session.run_dir / FOLDER

@@ -264,25 +264,31 @@ class Session:
         row = finish.chunk_row({k: float(v) for k, v in metrics.items()})
         row["train/skipped"] = int(skipped) - self.skipped
         self.skipped = int(skipped)
-        bad = fault.reached(streak, metric, self.config.agent.max_bad_updates)
+        length = self.config.run.log_every
+        lost = fault.all_lost(row["env/quarantined"], self.steps_each * length, length)
+        bad = fault.reached(streak, metric, self.config.agent.max_bad_updates) or lost
         if bad is not None:
             self.error = f"{bad}; {self.store.last_good()}; {fault.dump(self, state)}"
         return state, self.times(self.clock["train"] - before) | row
 
     @property
+    def steps_each(self) -> int:
+        """Environment steps of one iteration."""
+        return self.config.loop.collect_steps * self.config.env.num_envs
+
+    @property
     def env_steps(self) -> int:
-        return self.iteration * self.config.loop.collect_steps * self.config.env.num_envs
+        return self.iteration * self.steps_each
 
     def times(self, spent: float) -> dict[str, Any]:
         """What every row begins with; `spent` seconds were this chunk's."""
         rate = self.config.run.log_every / max(spent, 1e-9)
-        steps = self.config.loop.collect_steps * self.config.env.num_envs
         return {
             "iteration": self.iteration,
             "env_steps": self.env_steps,
             "seconds": self.clock["train"],
             "compile_seconds": self.clock["compile"],
-            "time/env_steps_per_second": rate * steps,
+            "time/env_steps_per_second": rate * self.steps_each,
             "time/iterations_per_second": rate,
             **{f"time/{name}": self.clock[name] for name in ("eval", "checkpoint", "other")},
         }
