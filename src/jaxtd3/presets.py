@@ -199,8 +199,6 @@ PROFILES: dict[str, list[tuple[str, Changes]]] = {
             },
         ),
         (
-            # A few 100,000 steps do not teach a humanoid to walk. Little noise, a slow actor and a
-            # bonus for every step on its feet let it learn to fall later instead of sooner.
             "locomotion/*",
             {
                 "critic_updates": 8,
@@ -219,8 +217,36 @@ PROFILES: dict[str, list[tuple[str, Changes]]] = {
             },
         ),
         (
+            # Some 100,000 steps teach a humanoid to stand, not to walk. Four things let it learn
+            # that at all: noise held for the episode (white noise averages out over a fall), a
+            # bonus for every step on its feet, a price on poses far from the standing one (without
+            # it actions saturate), and many small updates per step.
             "locomotion/[GT]1Joystick*",
-            {"weights": {**TUNED_REWARDS["[GT]1Joystick*"], "alive": 10.0}},
+            {
+                "weights": {
+                    **TUNED_REWARDS["[GT]1Joystick*"],
+                    "alive": 15.0,
+                    "pose": -6.0,
+                    "joint_deviation_hip": -1.0,
+                    "joint_deviation_knee": -0.3,
+                    "stand_still": -2.0,
+                },
+                "length": 4096,
+                "batch_size": 256,
+                "critic_updates": 16,
+                "policy_updates": 8,
+                "n_step": 5,
+                "gamma": 0.98,
+                "v_min": -5.0,
+                "v_max": 20.0,
+                "sigma_max": 0.3,
+                "noise_correlation": 1.0,
+                "sigma_white": 0.05,
+                "iterations": 1_250,
+                "eval_every": 250,
+                "eval_episodes": 16,
+                "checkpoint_every": 500,
+            },
         ),
         ("dm_control/Cheetah*", {"iterations": 6_000, "cdq": False}),
         (
