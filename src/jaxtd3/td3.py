@@ -190,6 +190,41 @@ def actor_loss(value: Array, weight: Array, cdq: bool) -> Array:
     return -jnp.mean(weight * value)
 
 
+# --- refusing what is not finite ----------------------------------------------------------------
+
+
+class Looked(NamedTuple):
+    """What decides whether an update may enter the state."""
+
+    loss: Array
+    grad_norm: Array
+    params: Any
+    weight: Array  # [] of the batch; 0: there was nothing to learn from
+
+
+def guard(old: AgentState, new: AgentState, at: Looked, net: int, limit: int) -> AgentState:
+    """`new`, unless it is not finite (then skipped and counted) or the batch had no weight.
+
+    A streak that has reached its limit stays, so that the host sees it at the chunk's end.
+    """
+    good = jnp.stack([all_finite(x) for x in at[:3]])
+    used = at.weight > 0
+    finite = jnp.all(good)
+    streak = old.bad_streak[net]
+    ended = jnp.where(streak < limit, 0, streak)
+    new = new.replace(
+        updates=old.updates + (net == 0), bad_streak=old.bad_streak.at[net].set(ended)
+    )
+    bad = used & ~finite
+    first = bad & (jnp.max(old.bad_streak) == 0)
+    old = old.replace(
+        skipped=old.skipped + bad,
+        bad_streak=old.bad_streak.at[net].add(bad),
+        bad_metric=jnp.where(first, len(LOOKED_AT) * net + jnp.argmin(good), old.bad_metric),
+    )
+    return select(finite & used, new, old)
+
+
 # --- the agent ----------------------------------------------------------------------------------
 
 
@@ -252,28 +287,6 @@ def fast_td3(
             state = state.replace(return_stats=returns)
         return state
 
-    def guard(old: AgentState, new: AgentState, loss, grad_norm, params, weight: Array, net: int):
-        """`new`, unless it is not finite (then skipped and counted) or the batch had no weight.
-
-        A streak that has reached its limit stays, so that the host sees it at the chunk's end.
-        """
-        good = jnp.stack([all_finite(x) for x in (loss, grad_norm, params)])
-        used = weight > 0
-        finite = jnp.all(good)
-        streak = old.bad_streak[net]
-        ended = jnp.where(streak < cfg.max_bad_updates, 0, streak)
-        new = new.replace(
-            updates=old.updates + (net == 0), bad_streak=old.bad_streak.at[net].set(ended)
-        )
-        bad = used & ~finite
-        first = bad & (jnp.max(old.bad_streak) == 0)
-        old = old.replace(
-            skipped=old.skipped + bad,
-            bad_streak=old.bad_streak.at[net].add(bad),
-            bad_metric=jnp.where(first, len(LOOKED_AT) * net + jnp.argmin(good), old.bad_metric),
-        )
-        return select(finite & used, new, old)
-
     def atoms(state: AgentState) -> Array:
         return dist.support(state.hyper.v_min, state.hyper.v_max, cfg.num_atoms)
 
@@ -322,7 +335,8 @@ def fast_td3(
             "td_error": td_error,
         }
         new = state.replace(critic=critic, critic_opt=critic_opt, target=target)
-        return guard(state, new, loss, grad_norm, (critic, target), weight, 0), metrics
+        at = Looked(loss, grad_norm, (critic, target), weight)
+        return guard(state, new, at, 0, cfg.max_bad_updates), metrics
 
     def update_actor(state: AgentState, batch: Batch) -> tuple[AgentState, Metrics]:
         h, z = state.hyper, atoms(state)
@@ -342,7 +356,8 @@ def fast_td3(
         new = state.replace(actor=actor, actor_opt=actor_opt)
         if cfg.target_actor:
             new = new.replace(target_actor=polyak(state.target_actor, actor, h.tau))
-        return guard(state, new, loss, grad_norm, actor, weight, 1), metrics
+        at = Looked(loss, grad_norm, actor, weight)
+        return guard(state, new, at, 1, cfg.max_bad_updates), metrics
 
     def prepared(state: AgentState, batch: Batch) -> Batch:
         """The batch as the networks see it, rewards scaled."""

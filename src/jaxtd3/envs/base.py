@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from jaxtd3.errors import nearest
 from jaxtd3.flat import flat_vmap
 from jaxtd3.sharding import over_envs
-from jaxtd3.types import Array, BatchEnv, Env, EnvSpec, EnvState, Metrics, Transition
+from jaxtd3.types import Array, BatchEnv, Env, EnvSpec, EnvState, EnvStep, Metrics, Transition
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,47 @@ def finite_envs(tree: Any, num_envs: int, infinite: bool = True) -> Array:
     return ok
 
 
+def transition_of(
+    obs: Array, action: Array, out: EnvStep, reward: Array, late: Array
+) -> Transition:
+    """What a step of a batch leaves for learning; `late [E]`: the time limit is reached.
+
+    A step with a number that is not finite is quarantined: not valid, all zeros, episode over.
+    """
+    num = obs.shape[0]
+    valid = finite_envs((out.obs, out.reward, out.terms, action), num)
+    valid &= finite_envs(out.state, num, infinite=False)
+    terminated = out.terminated & valid
+
+    def clean(x: Array) -> Array:
+        return jnp.where(valid.reshape(-1, *[1] * (x.ndim - 1)), x, 0.0)
+
+    return Transition(
+        obs=obs,
+        action=clean(action),
+        reward=clean(reward),
+        terms=clean(out.terms),
+        env_reward=clean(out.reward),
+        terminated=terminated,
+        truncated=late & ~terminated & valid,
+        final_obs=clean(out.obs),
+        valid=valid,
+    )
+
+
+def episode_metrics(tr: Transition, returns: Array, steps: Array) -> Metrics:
+    """Of the episodes that end with a step: how many, how long, how good; what was quarantined."""
+    ended = tr.done & tr.valid
+    return {
+        "episode/count": jnp.sum(ended, dtype=jnp.float32),
+        "episode/return_sum": jnp.sum(jnp.where(ended, returns, 0.0)),
+        "episode/length_sum": jnp.sum(jnp.where(ended, steps, 0), dtype=jnp.float32),
+        "episode/terminated": jnp.sum(tr.terminated, dtype=jnp.float32),
+        "env/quarantined": jnp.sum(~tr.valid, dtype=jnp.float32),
+        "env/reward": jnp.mean(tr.reward),
+    }
+
+
 def batch_env(env: Env, cfg: EnvConfig, mesh: Mesh | None = None) -> BatchEnv:
     """The training environment over `cfg.num_envs` copies of `env`.
 
@@ -188,23 +229,8 @@ def batch_env(env: Env, cfg: EnvConfig, mesh: Mesh | None = None) -> BatchEnv:
         reward = combine_terms(spec, out.terms, state.weights) if spec.reward_terms else out.reward
         steps = state.steps + 1
 
-        valid = finite_envs((out.obs, out.reward, out.terms, action), num)
-        valid &= finite_envs(out.state, num, infinite=False)
-        terminated = out.terminated & valid
-        truncated = (steps >= limit) & ~terminated & valid
-        done = terminated | truncated | ~valid
-        clean = lambda x: jnp.where(valid.reshape(-1, *[1] * (x.ndim - 1)), x, 0.0)  # noqa: E731
-        transition = Transition(
-            obs=state.obs,
-            action=clean(action),
-            reward=clean(reward),
-            terms=clean(out.terms),
-            env_reward=clean(out.reward),
-            terminated=terminated,
-            truncated=truncated,
-            final_obs=clean(out.obs),
-            valid=valid,
-        )
+        transition = transition_of(state.obs, action, out, reward, steps >= limit)
+        done = transition.done
 
         if cfg.reset == "cached":
             index, cursor = jnp.arange(num), state.cursor
@@ -215,14 +241,7 @@ def batch_env(env: Env, cfg: EnvConfig, mesh: Mesh | None = None) -> BatchEnv:
         if hasattr(env, "rekey"):
             fresh = jax.vmap(env.rekey)(fresh, jax.random.split(key_rekey, num))
         returns = state.returns + transition.reward
-        metrics = {
-            "episode/count": jnp.sum(done & valid, dtype=jnp.float32),
-            "episode/return_sum": jnp.sum(jnp.where(done & valid, returns, 0.0)),
-            "episode/length_sum": jnp.sum(jnp.where(done & valid, steps, 0), dtype=jnp.float32),
-            "episode/terminated": jnp.sum(terminated, dtype=jnp.float32),
-            "env/quarantined": jnp.sum(~valid, dtype=jnp.float32),
-            "env/reward": jnp.mean(transition.reward),
-        }
+        metrics = episode_metrics(transition, returns, steps)
         state = state.replace(
             inner=select_envs(done, fresh, out.state),
             obs=jnp.where(done[:, None], fresh_obs, out.obs),
