@@ -176,7 +176,7 @@ def test_bytes(parts):
     actor = 4 * (3 * 32 + 32 + 32 * 16 + 16 + 16 * 8 + 8 + 8 * 1 + 1)
     critic = 2 * 4 * (4 * 64 + 64 + 64 * 32 + 32 + 32 * 16 + 16 + 16 * 21 + 21)
     agent, loop = parts.shapes.agent, config.loop
-    assert bench_count.param_bytes(agent, loop) == 2 * 10 * critic + 2 * 8 * actor
+    assert bench_count.param_bytes(agent, loop) == 2 * 10 * critic + 8 * actor
     assert bench_count.gradient_bytes(agent, loop) == 2 * critic + 2 * actor
 
 
