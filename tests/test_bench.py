@@ -91,8 +91,8 @@ def test_ratios_are_those_of_the_times(result):
 
 
 def test_regression_guard(result):
-    """Ratios, not times, and generous: small sizes on a busy machine."""
-    assert result["details"]["over_sketch"]["high"] > 0.8
+    """Ratios, not times, and very generous: a tiny program, on a machine that may be busy."""
+    assert result["details"]["over_sketch"]["high"] > 0.5
     assert result["eta"]["low"] < 1.5  # a limit that is always beaten is not one
     ms = result["details"]["milliseconds"]
     halves = ms["collect"]["low"] + ms["update"]["low"]
