@@ -249,6 +249,10 @@ PROFILES: dict[str, list[tuple[str, Changes]]] = {
             },
         ),
         ("dm_control/Cheetah*", {"iterations": 6_000, "cdq": False}),
+        (  # a fast actor saturates here before the critic knows anything: one seed in eight
+            "dm_control/CartpoleBalance*",
+            {"policy_updates": 2, "actor_lr": 3e-4, "actor_lr_end": 3e-4},
+        ),
         (
             "own/Cruise",
             {
