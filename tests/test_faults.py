@@ -247,7 +247,7 @@ def session(parts, program, tmp_path, monkeypatch):
         own = parts._replace(config=parts.config.override(changes))
         session = Session(own, tmp_path / "run", Options(video=False), ui or Quiet())
         session.compile = lambda: program
-        scores = iter(returns)
+        scores = iter((0.0, *returns))  # first the weights it began with
         session.evaluate = lambda state: {"eval/return": next(scores), "eval/length": 1.0}
         return session
 

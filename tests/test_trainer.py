@@ -111,7 +111,7 @@ def test_run_directory_is_whole(whole):
 
 def test_metrics_schema(whole):
     rows = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
-    assert [row["iteration"] for row in rows] == [10, 20, 30, 40]
+    assert [row["iteration"] for row in rows] == [0, 10, 20, 30, 40]
     for row in rows:
         for name, kind in rundir.METRICS.items():
             assert isinstance(row[name], kind), name
@@ -128,6 +128,7 @@ def test_metrics_schema(whole):
 
 def test_episode_metrics_are_means(whole):
     rows = read_rows(whole / "metrics.jsonl")
+    rows = rows[1:]  # the first one is of untrained weights
     done = [row for row in rows if row["episode/count"]]
     assert done
     assert all(row["episode/length"] == 15 for row in done)
@@ -148,7 +149,8 @@ def test_summary_schema(whole):
     rows = read_rows(whole / "metrics.jsonl")
     returns = [row["eval/return"] for row in rows if "eval/return" in row]
     assert found["final_return"] == returns[-1]
-    assert found["best_return"] == max(returns)
+    assert found["best_return"] == max(returns[1:])
+    assert found["first_return"] == returns[0]
     times = found["times"]
     parts = {"compile", "train", "collect", "update", "eval", "checkpoint", "other"}
     assert times.keys() == parts
@@ -187,7 +189,8 @@ def test_resume_equals_uninterrupted(whole, run, tmp_path):
     assert full["state_sha256"] == summary(whole)["state_sha256"]
     assert full["params_sha256"] == summary(whole)["params_sha256"]
     rows, expected = read_rows(metrics), read_rows(whole / "metrics.jsonl")
-    assert [row["iteration"] for row in rows] == [10, 20, 30, 40]
+    assert [row["iteration"] for row in rows] == [0, 10, 20, 30, 40]
+    assert full["first_return"] == summary(whole)["first_return"]
     assert rows[-1]["train/critic_loss"] == expected[-1]["train/critic_loss"]
     assert rows[-1]["seconds"] > half["train_seconds"]  # time counts on
 
@@ -195,7 +198,11 @@ def test_resume_equals_uninterrupted(whole, run, tmp_path):
 def test_resume_before_the_first_checkpoint_starts_over(whole, run, tmp_path):
     (tmp_path / "run").mkdir()
     tiny().save(tmp_path / "run" / "config.json")
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    first = (whole / "metrics.jsonl").read_text().splitlines()[0]
+    metrics.write_text(first + "\n")  # evaluated, then killed: not evaluated again
     assert run(resume=True)["state_sha256"] == summary(whole)["state_sha256"]
+    assert [row["iteration"] for row in read_rows(metrics)] == [0, 10, 20, 30, 40]
 
 
 def test_resume_passes_over_a_broken_checkpoint(whole, run, tmp_path, capsys):

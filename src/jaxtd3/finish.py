@@ -78,6 +78,7 @@ def summarize(session: Session, state: TrainState | None, status: str) -> dict[s
         "status": status,
         "iterations": session.iteration,
         "env_steps": session.env_steps,
+        "first_return": session.first,
         "final_return": last.get("eval/return"),
         "best_return": max(returns) if returns else None,
         "final_length": last.get("eval/length"),

@@ -60,8 +60,9 @@ def numbers(status: Status) -> list[tuple[str, str]]:
     shown = [
         ("iteration", done),
         ("env steps", f"{status.env_steps:,}"),
-        ("env steps/s", f"{status.rate:,.0f}"),
     ]
+    if status.rate:
+        shown.append(("env steps/s", f"{status.rate:,.0f}"))
     if status.returned is not None:
         shown.append(("return", f"{status.returned:.2f}"))
     if status.length is not None:

@@ -132,6 +132,7 @@ def headline(summary: Mapping, rows: Sequence[Mapping]) -> str:
     falls = last.get("eval/falls")
     percent = 100 * falls if isinstance(falls, int | float) else None
     cards = [
+        ("return before training", short(summary.get("first_return")), ""),
         ("final return", short(get("final_return", last.get("eval/return"))), ""),
         ("best return", short(get("best_return", max(returns, default=None))), ""),
         ("episode length", short(last.get("eval/length")), "steps"),

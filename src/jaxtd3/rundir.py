@@ -44,7 +44,8 @@ METRICS: dict[str, Any] = {
     "time/other": float,
 }
 # ... and any number under these prefixes: means over the chunk (`count`, `terminated`,
-# `quarantined`, `skipped`: sums); `eval/*` only where the chunk was followed by an evaluation.
+# `quarantined`, `skipped`: sums); `eval/*` only where an evaluation followed. The
+# first line, of iteration 0, has nothing but that: the weights that training began with.
 METRIC_PREFIXES = ("train/", "episode/", "env/", "time/", "eval/")
 
 SUMMARY: dict[str, Any] = {
@@ -55,6 +56,7 @@ SUMMARY: dict[str, Any] = {
     "status": str,  # one of STATUSES
     "iterations": int,
     "env_steps": int,
+    "first_return": float,  # of the weights it began with, or null without evaluations
     "final_return": float,  # of the last evaluation, under the environment's own reward, or null
     "best_return": float,
     "final_length": float,  # mean episode length of the last evaluation

@@ -66,7 +66,8 @@ class Session:
         self.config = parts.config
         self.clock, self.keys = Clock(), run_keys(parts.config.run.seed)
         self.iteration = self.skipped = 0
-        self.rows: list[dict[str, Any]] = []  # those with an evaluation
+        self.rows: list[dict[str, Any]] = []  # those with an evaluation of trained weights
+        self.first: float | None = None  # the return of the weights it began with
         self.saved: int | None = None
         self.error: str | None = None
         self.start_seconds = 0.0
@@ -197,7 +198,9 @@ class Session:
             rows = logs.truncate_rows(self.run_dir / METRICS_FILE, self.iteration)
         except OSError as error:
             raise UserError(f"cannot write to {self.run_dir}: {error.strerror}") from error
-        self.rows = [row for row in rows if row.get("eval/return") is not None]
+        evaluated = [row for row in rows if row.get("eval/return") is not None]
+        self.rows = [row for row in evaluated if row["iteration"]]
+        self.first = next((r["eval/return"] for r in evaluated if not r["iteration"]), None)
         return state
 
     def open_logs(self) -> list[Any]:
@@ -218,6 +221,8 @@ class Session:
         """Chunks until something ends it: (state, status)."""
         run = self.config.run
         self.show()
+        if run.eval_every and not self.iteration and self.first is None:
+            self.begin_curve(state)
         status = self.over(stop)
         while status is None:
             state, row = self.chunk(compiled, state)
@@ -232,6 +237,12 @@ class Session:
             if not self.error and (status or best or self.due(run.checkpoint_every)):
                 self.save(state, row.get("eval/return"))
         return state, status
+
+    def begin_curve(self, state: TrainState) -> None:
+        """What the first weights do: where the curves begin. No checkpoint is called best by it."""
+        row = self.times() | self.evaluate(state)
+        self.first = row["eval/return"]
+        self.write(row)
 
     def is_best(self, returned: float) -> bool:
         """True for an evaluation above all earlier ones: its checkpoint is worth keeping."""
@@ -280,9 +291,9 @@ class Session:
     def env_steps(self) -> int:
         return self.iteration * self.steps_each
 
-    def times(self, spent: float) -> dict[str, Any]:
-        """What every row begins with; `spent` seconds were this chunk's."""
-        rate = self.config.run.log_every / max(spent, 1e-9)
+    def times(self, spent: float | None = None) -> dict[str, Any]:
+        """What every row begins with; `spent` seconds were this chunk's, if there was one."""
+        rate = self.config.run.log_every / max(spent, 1e-9) if spent is not None else 0.0
         return {
             "iteration": self.iteration,
             "env_steps": self.env_steps,
@@ -313,13 +324,13 @@ class Session:
         """Tell the progress display."""
         run = self.config.run
         changes: dict[str, Any] = {"iteration": self.iteration, "env_steps": self.env_steps}
-        if row is not None:
+        if row is not None and row["time/iterations_per_second"]:
             left = (run.iterations - self.iteration) / row["time/iterations_per_second"]
             if run.max_time is not None:
                 left = min(left, run.max_time - self.clock["train"])
             changes |= {"rate": row["time/env_steps_per_second"], "left": max(left, 0.0)}
-            if "eval/return" in row:
-                changes |= {"returned": row["eval/return"], "length": row["eval/length"]}
+        if row is not None and "eval/return" in row:
+            changes |= {"returned": row["eval/return"], "length": row["eval/length"]}
         stage = "warming up" if self.iteration < self.config.loop.warmup else "training"
         self.ui.update(iterations=run.iterations, stage=stage, **(changes if row else {}))
 

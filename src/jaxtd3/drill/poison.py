@@ -85,7 +85,7 @@ def watch(drill: Drill, env: str) -> tuple[Watched, dict[str, Any], float]:
     session = Watched(build(config), drill.work / env, Options(video=False), Quiet())
     summary = session.run()
     rows = read_rows(drill.work / env / "metrics.jsonl")
-    return session, summary, sum(row["env/quarantined"] for row in rows)
+    return session, summary, sum(row.get("env/quarantined", 0) for row in rows)
 
 
 def nan(drill: Drill) -> Iterator[Line]:
