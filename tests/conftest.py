@@ -29,3 +29,23 @@ def meshes() -> Path:
     if not SHARED_MESHES.is_dir():
         pytest.skip("no real meshes beside the project")
     return SHARED_MESHES
+
+
+# Longest first: of the two workers of `scripts/test` neither shall begin a long file at the end.
+FIRST = [
+    "faults",
+    "devices",
+    "playground",
+    "lineage",
+    "trainer",
+    "sweep",
+    "bench",
+    "program",
+    "learning",
+    "readme",
+]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {f"test_{name}": i for i, name in enumerate(FIRST)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(FIRST)))

@@ -423,7 +423,13 @@ def test_mistakes_are_one_line(flags, says, capsys, tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
-    ["--population 2", "--scaling --axes envs,fill", "--roofline 4090", "--breakdown"],
+    [
+        "--population 2",
+        "--replay-cost",
+        "--scaling --axes envs,fill",
+        "--roofline 4090",
+        "--breakdown",
+    ],
 )
 def test_other_modes_run(flags, capsys, tmp_path):
     sizes = [f"--{k.replace('_', '-')}={v}" for k, v in SMALL.items()]

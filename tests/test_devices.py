@@ -42,9 +42,9 @@ def summary(run: Path) -> dict:
     return json.loads((run / "summary.json").read_text())
 
 
-def test_on_eight_devices(request):
+@pytest.mark.parametrize("marks", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_on_eight_devices(marks):
     """test_sharding.py, in a process that has eight devices."""
-    marks = request.config.getoption("-m")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-m", marks, "tests/test_sharding.py"],
         cwd=ROOT,
@@ -59,6 +59,7 @@ def test_a_run_goes_on_with_another_number_of_devices(tmp_path):
     """Sizes per device on four, then the same global sizes on two."""
     run = tmp_path / "run"
     words = ["--env", "Pendulum", "--run-dir", str(run), "--log-every", "10"]
+    words += ["--no-video"]
     done = train(*words, *SMALL, "--devices", "4", "--per-device", "--iterations", "20")
     assert done.returncode == 0, done.stderr
     assert "per device on 4: 64 envs, batch 128, ring of 4,096 transitions in all" in done.stdout

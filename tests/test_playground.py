@@ -16,7 +16,10 @@ from jaxtd3.envs.playground import fit_reward_form, load_playground, raw_key
 from jaxtd3.parts import build
 
 STEPS = 12
-ROBOTS = ["G1JoystickFlatTerrain", "T1JoystickFlatTerrain"]
+ROBOTS = [
+    "G1JoystickFlatTerrain",
+    pytest.param("T1JoystickFlatTerrain", marks=pytest.mark.slow),
+]
 
 
 @functools.cache

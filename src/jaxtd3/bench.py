@@ -7,6 +7,7 @@ jaxtd3 bench --env NAME --scaling          growth with envs, batch, ring, update
 jaxtd3 bench --env NAME --breakdown        the pieces of an iteration, each alone
 jaxtd3 bench --env NAME --over-devices 1,2 growth with devices
 jaxtd3 bench --env NAME --population 8     a member's cost beside a single run's
+jaxtd3 bench --env NAME --replay-cost      prioritised replay beside uniform
 """
 
 from __future__ import annotations
@@ -178,6 +179,13 @@ def population(args: Bench, config: Config) -> Report:
     return result, [describe(config), *bench_population.lines(result)]
 
 
+def replay_cost(args: Bench, config: Config) -> Report:
+    from jaxtd3 import bench_replay
+
+    result = bench_replay.replay_cost(config, args.rounds, args.seconds, tell)
+    return result, [describe(config), *bench_replay.lines(result)]
+
+
 MODES: dict[str, Callable[[Bench, Config], Report]] = {
     "measure": measure,
     "peers": peers,
@@ -186,6 +194,7 @@ MODES: dict[str, Callable[[Bench, Config], Report]] = {
     "breakdown": breakdown,
     "over_devices": over_devices,
     "population": population,
+    "replay_cost": replay_cost,
 }
 
 

@@ -47,7 +47,7 @@ def full_state(parts: Parts, seed: int = 0) -> TrainState:
     keys = run_keys(seed)
     state = parts.fns.init(keys.init)
     if not isinstance(state.replay, ReplayState):
-        raise UserError("bench measures the uniform ring: leave --prioritized and --algo apex out")
+        raise UserError("bench measures the uniform ring; for a prioritised one: --replay-cost")
     warm = jnp.asarray(parts.config.loop.warmup, jnp.int32)
     state = state.replace(iteration=jax.device_put(warm, state.iteration.sharding))
     ring = jax.jit(fill_ring, donate_argnums=0)(state.replay, jax.random.key(seed + 1))

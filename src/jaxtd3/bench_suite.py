@@ -31,7 +31,8 @@ class Settings:
     """What to measure, and where to put it."""
 
     only: str = ""
-    """Some parts, by comma: sizes return ring population warm peers roofline scaling devices."""
+    """Some parts, by comma: sizes return ring population replay warm peers roofline scaling
+    devices."""
     out: Path = Path("bench")
     """Folder of latest.json and latest.md."""
     rounds: int = 5
@@ -102,6 +103,10 @@ def population(cfg: Settings) -> dict[str, Any]:
     return bench(f"--env CartpoleBalance --population 8 --rounds {cfg.rounds}")
 
 
+def replay(cfg: Settings) -> dict[str, Any]:
+    return bench(f"--env CheetahRun --replay-cost --rounds {cfg.rounds}")
+
+
 def peers(cfg: Settings) -> dict[str, Any]:
     flags = f"--peers --rounds {cfg.rounds}"
     return {env: bench(f"--env {env} {flags}") for env in ("CartpoleBalance", "CheetahRun")}
@@ -149,6 +154,7 @@ PARTS: dict[str, Callable[[Settings], dict[str, Any]]] = {
     "return": returns,
     "ring": ring,
     "population": population,
+    "replay": replay,
     "warm": warm,
     "peers": peers,
     "roofline": roofline,

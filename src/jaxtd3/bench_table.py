@@ -152,6 +152,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Found], str]]] = {
     "return": ("Wall time to a return", returns),
     "ring": ("The ring", axes),
     "population": ("Eight seeds as one program", flat),
+    "replay": ("Prioritised replay beside uniform, microseconds a call", flat),
     "warm": ("Warm start", flat),
     "peers": ("Rates beside peers", peers),
     "roofline": ("GPUs, predicted", roofline),

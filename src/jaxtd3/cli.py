@@ -241,6 +241,8 @@ class Bench:
     """How time divides over numbers of devices, such as 1,2,4; a CPU is split into as many."""
     population: Count = None
     """What a member of a population of so many seeds costs, beside a single run."""
+    replay_cost: Switch = False
+    """What prioritised replay costs beside uniform, instead."""
     algo: Name = None
     """Algorithm: fasttd3, fasttd3-simbav2, fasttd3-simnorm, pql, pql-d, apex, gorila (fasttd3)."""
     profile: Name = None
