@@ -11,7 +11,10 @@ import sys
 import time
 from pathlib import Path
 
+import jax
 import pytest
+
+from jaxtd3 import distributed
 
 ROOT = Path(__file__).parent.parent
 SMALL = ["--num-envs", "16", "--length", "64", "--batch-size", "32", "--critic-hidden", "16"]
@@ -94,6 +97,18 @@ def test_half_a_description_is_refused(words, said, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (jax.errors.JaxRuntimeError("UNKNOWN: Gloo all-reduce failed"), True),
+        (ValueError("UNKNOWN: Gloo AllGather failed: Connection reset by peer"), True),
+        (ValueError("shapes (3,) and (4,) differ"), False),
+    ],
+)
+def test_a_lost_process_is_told_from_other_errors(error, lost):
+    assert distributed.is_loss(error) == lost
+
+
 # --- two processes ------------------------------------------------------------------------------
 
 
@@ -142,7 +157,6 @@ def best_return(run: Path) -> float:
     return max((row.get("eval/return") or 0.0 for row in whole), default=0.0)
 
 
-@pytest.mark.slow
 def test_two_processes_learn_and_one_may_die(tmp_path, pairs):
     """CartpoleBalance to 900 by two processes; one is killed, the other ends, one goes on."""
     run = tmp_path / "run"

@@ -20,7 +20,7 @@ from jaxtd3 import cli, finish, rundir
 from jaxtd3.checkpoint import RunLock
 from jaxtd3.config import load_config
 from jaxtd3.errors import UserError
-from jaxtd3.logging import JsonlLog, read_rows, truncate_rows, wandb_mode
+from jaxtd3.logging import JsonlLog, WandbLog, read_rows, truncate_rows, wandb_mode
 from jaxtd3.parts import build, whole_chunks
 from jaxtd3.presets import preset
 from jaxtd3.progress import Plain, Quiet, Status, duration, numbers
@@ -411,6 +411,17 @@ def test_loggers(run, tmp_path, monkeypatch):
     assert found["status"] == "completed"
     assert list((tmp_path / "run" / "tensorboard").glob("events*"))
     assert list((tmp_path / "run").rglob("offline-run*/*.wandb"))
+
+
+def test_members_of_a_sweep_are_one_group(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.delenv("WANDB_RUN_GROUP", raising=False)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    log = WandbLog(tmp_path, {"seed": 0}, "000", "walking-weights")
+    log.write({"iteration": 1, "eval/return": 2.0})
+    log.close({"tracking_error": 0.5}, None)
+    (file,) = tmp_path.rglob("offline-run*/*.wandb")
+    assert b"walking-weights" in file.read_bytes()
 
 
 def test_progress_texts():

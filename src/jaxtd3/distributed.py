@@ -114,6 +114,13 @@ def barrier(name: str) -> None:
         multihost_utils.sync_global_devices(name)
 
 
+def is_loss(error: Exception) -> bool:
+    """True for what a collective says when another process is gone: JAX raises it as either."""
+    said = str(error)
+    told = any(word in said for word in ("Gloo", "NCCL", "coordination service"))
+    return isinstance(error, jax.errors.JaxRuntimeError) or told
+
+
 def leave(code: int) -> NoReturn:
     """End this process without waiting for the others: one of them is gone."""
     sys.stdout.flush()

@@ -110,7 +110,7 @@ def crash(session: Session, error: Exception) -> dict[str, Any]:
     line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
     if "RESOURCE_EXHAUSTED" in line:
         line = "out of memory: lower --num-envs, --length or --batch-size"
-    elif distributed.several() and isinstance(error, jax.errors.JaxRuntimeError):
+    elif distributed.several() and distributed.is_loss(error):
         line = f"another process is gone: go on with --resume ({line[:120]})"
     if not distributed.is_first():
         session.error = line

@@ -104,7 +104,9 @@ class TensorboardLog:
 class WandbLog:
     """A run of Weights & Biases; offline where no key is configured, so that nothing asks."""
 
-    def __init__(self, run_dir: Path, config: Mapping[str, Any], name: str):
+    def __init__(
+        self, run_dir: Path, config: Mapping[str, Any], name: str, group: str | None = None
+    ):
         import wandb
 
         self.mode = wandb_mode()
@@ -112,6 +114,7 @@ class WandbLog:
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "jaxtd3"),
             name=name,
+            group=os.environ.get("WANDB_RUN_GROUP", group),
             dir=str(run_dir),
             config=dict(config),
             mode=self.mode,  # type: ignore[arg-type]

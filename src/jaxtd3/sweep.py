@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -273,11 +272,11 @@ class Session:
         from jaxtd3.logging import WandbLog, read_rows
         from jaxtd3.rundir import METRICS_FILE
 
-        os.environ.setdefault("WANDB_RUN_GROUP", self.run_dir.name)
         for member in found:
             folder = self.run_dir / member["path"]
             try:
-                log = WandbLog(self.run_dir, member["config"], f"{member['index']:03d}")
+                name, group = f"{member['index']:03d}", self.run_dir.name
+                log = WandbLog(self.run_dir, member["config"], name, group)
                 for row in read_rows(folder / METRICS_FILE):
                     log.write(row)
                 log.close({**member["values"], **member["metrics"]}, None)
