@@ -32,7 +32,7 @@ class Settings:
 
     only: str = ""
     """Some parts, by comma: sizes return ring population replay warm peers roofline scaling
-    devices."""
+    devices processes."""
     out: Path = Path("bench")
     """Folder of latest.json and latest.md."""
     rounds: int = 5
@@ -127,6 +127,15 @@ def devices(cfg: Settings) -> dict[str, Any]:
     return bench(f"--env CartpoleBalance --over-devices 1,2,4 --rounds {cfg.rounds}")
 
 
+def processes(cfg: Settings) -> dict[str, Any]:
+    """Two cores as one process, as two devices, as two processes; the global sizes stay."""
+    from jaxtd3.bench_processes import compare
+
+    rounds = max(cfg.rounds // 2, 1)  # each is a whole run
+    flags = {"CartpoleBalance": "--iterations 500", "CheetahRun": "--iterations 300"}
+    return {env: compare(f"--env {env} {more}", rounds, say) for env, more in flags.items()}
+
+
 def warm(cfg: Settings) -> dict[str, Any]:
     """Seconds from the start to the first update on G1: compile cache empty, then filled."""
     flags = "--env G1JoystickFlatTerrain --iterations 12 --log-every 12 --eval-every 0"
@@ -160,6 +169,7 @@ PARTS: dict[str, Callable[[Settings], dict[str, Any]]] = {
     "roofline": roofline,
     "scaling": scaling,
     "devices": devices,
+    "processes": processes,
 }
 
 

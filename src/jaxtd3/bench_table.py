@@ -132,6 +132,10 @@ def flat(found: Found) -> str:
     )
 
 
+def flats(found: Found) -> str:
+    return "\n\n".join(flat(entry) for entry in found.values())
+
+
 def is_range(value: Any) -> bool:
     return isinstance(value, Mapping) and set(value) == {"median", "low", "high"}
 
@@ -158,6 +162,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Found], str]]] = {
     "roofline": ("GPUs, predicted", roofline),
     "scaling": ("Growth", axes),
     "devices": ("Devices", devices),
+    "processes": ("Two cores, divided", flats),
 }
 
 
