@@ -25,6 +25,7 @@ from jaxtd3.checkpoint import restore_agent, restore_from
 from jaxtd3.config import load_config
 from jaxtd3.envs.cruise import Cruise, steady_speed
 from jaxtd3.envs.registry import reward_kind
+from jaxtd3.sweep import with_curves
 from jaxtd3.sweep_waves import Waves
 from test_cli import fails
 from test_report import CHROMIUM, Page, decode
@@ -431,6 +432,22 @@ def test_envs_lists_which_can_be_weighted(capsys):
     kinds = {row["env"]: row["reward"] for row in json.loads(capsys.readouterr().out)}
     assert kinds["Cruise"] == kinds["G1JoystickFlatTerrain"] == kinds["Go1Getup"] == "weighted sum"
     assert kinds["CartpoleBalance"] == kinds["H1InplaceGaitTracking"] == "fixed"
+
+
+@pytest.mark.parametrize(
+    ("iterations", "log", "evaluate", "expected"),
+    [
+        (250, 50, 250, 50),
+        (1000, 50, 250, 200),
+        (2000, 50, 250, 250),
+        (60, 50, 100, 50),
+        (9, 3, 0, 0),
+    ],
+)
+def test_short_sweeps_have_curves(iterations, log, evaluate, expected):
+    changes = {"iterations": iterations, "log_every": log, "eval_every": evaluate}
+    config = jaxtd3.preset("Cruise", profile="cpu", **changes)
+    assert with_curves(config).run.eval_every == expected
 
 
 @pytest.mark.slow

@@ -126,6 +126,8 @@ def decide(
         train = replace(train, env=saved.config.env.name)
     space = read_space(args.grid, args.random, args.seeds, args.optuna, args.points)
     config, notes = settings(train, given)
+    if "eval_every" not in given and args.config is None:
+        config = with_curves(config)
     if saved is not None and (
         (config, space) != (saved.config, saved.space)
         or args.members_at_once not in (None, saved.at_once)
@@ -133,6 +135,13 @@ def decide(
         flags = ", ".join("--" + name.replace("_", "-") for name in asked)
         raise UserError(f"a resumed sweep keeps its settings: leave {flags} out")
     return config, space, notes
+
+
+def with_curves(config: Config) -> Config:
+    """Five evaluations at least: a shortened run shall have curves too."""
+    run = config.run
+    fifth = max(run.iterations // 5 // run.log_every, 1) * run.log_every
+    return config.override({"eval_every": fifth}) if run.eval_every > fifth else config
 
 
 # --- running ------------------------------------------------------------------------------------
