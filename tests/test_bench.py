@@ -17,6 +17,7 @@ from jaxtd3 import (
     bench_count,
     bench_measure,
     bench_peers,
+    bench_processes,
     bench_return,
     bench_roofline,
     bench_scaling,
@@ -391,6 +392,25 @@ def test_the_tables_hold_what_was_found(result, tmp_path):
     bench_suite.write(tmp_path / "out", found)
     assert json.loads((tmp_path / "out" / "latest.json").read_text()) == found
     assert set(bench_suite.PARTS) == set(bench_table.SECTIONS)
+
+
+def test_two_cores_divided(monkeypatch):
+    """Ways take turns, and each round is compared with its own first."""
+    rates = iter([[10.0], [8.0], [5.0], [20.0], [10.0], [4.0]])
+    asked = []
+
+    def fake(way, flags, cores, run):
+        asked.append(way)
+        return next(rates)
+
+    monkeypatch.setattr(bench_processes, "iterations_per_second", fake)
+    monkeypatch.setattr(bench_processes.os, "sched_getaffinity", lambda pid: {3, 5})
+    found = bench_processes.compare("--env Pendulum", 2, lambda line: None)
+    assert asked == [*bench_processes.WAYS, *bench_processes.WAYS]
+    two, apart = (f"{way}, of the first" for way in bench_processes.WAYS[1:])
+    assert found[two] == {"median": pytest.approx(0.65), "low": 0.5, "high": 0.8}
+    assert found[apart]["median"] == pytest.approx(0.35)
+    assert "two devices" in bench_table.flats({"Pendulum": found})
 
 
 # --- the command --------------------------------------------------------------------------------

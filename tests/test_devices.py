@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ import jax
 import pytest
 
 from jaxtd3 import distributed
+from jaxtd3.bench_processes import free_port
 
 ROOT = Path(__file__).parent.parent
 SMALL = ["--num-envs", "16", "--length", "64", "--batch-size", "32", "--critic-hidden", "16"]
@@ -110,12 +110,6 @@ def test_a_lost_process_is_told_from_other_errors(error, lost):
 
 
 # --- two processes ------------------------------------------------------------------------------
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("localhost", 0))
-        return s.getsockname()[1]
 
 
 class Pair:
