@@ -14,6 +14,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxtd3.linear import dense_product
 from jaxtd3.networks_simba import SimbaActor, SimbaCritic, unit_columns
 from jaxtd3.types import Array, EnvSpec
 
@@ -56,7 +57,12 @@ class Linear(nn.Module):
     def __call__(self, x: Array) -> Array:
         init = uniform_fan_in(x.shape[-1])
         return nn.Dense(
-            self.features, dtype=self.dtype, kernel_init=init, bias_init=init, name="dense"
+            self.features,
+            dtype=self.dtype,
+            kernel_init=init,
+            bias_init=init,
+            dot_general=dense_product,
+            name="dense",
         )(x)
 
 
@@ -107,6 +113,7 @@ class Actor(nn.Module):
             self.action_size,
             dtype=self.trunk.dtype,
             kernel_init=nn.initializers.normal(self.last_std),
+            dot_general=dense_product,
             name="out",
         )(self.trunk(obs))
         return jnp.tanh(x.astype(jnp.float32))

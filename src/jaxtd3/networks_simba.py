@@ -11,6 +11,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxtd3.linear import dense_product
 from jaxtd3.types import Array
 
 SHIFT = 3.0  # the constant input beside the observation: keeps its length when normalised
@@ -47,7 +48,14 @@ class Scale(nn.Module):
 def dense(features: int, dtype: Any, name: str) -> nn.Dense:
     """A layer without bias, orthogonal at first."""
     init = nn.initializers.orthogonal()
-    return nn.Dense(features, use_bias=False, dtype=dtype, kernel_init=init, name=name)
+    return nn.Dense(
+        features,
+        use_bias=False,
+        dtype=dtype,
+        kernel_init=init,
+        dot_general=dense_product,
+        name=name,
+    )
 
 
 class Block(nn.Module):
