@@ -1,4 +1,4 @@
-"""The networks' matrix product: its derivatives, and how the gradient by the weights is computed."""
+"""The networks' matrix product: its derivatives, and how that by the weights is computed."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.flatten_util import ravel_pytree
 
 from jaxtd3 import distributional as dist
 from jaxtd3 import normalize as norm
@@ -253,7 +254,7 @@ def test_gradients(mode, nets, spec, batch, monkeypatch):
     close(metrics["critic_loss"], DATA[f"mlp/{mode}/critic_loss"])
     close(metrics["actor_loss"], DATA[f"mlp/{mode}/actor_loss"])
 
-    grads = jax.tree.map(lambda m: m / 0.1, state.actor_opt[0].mu)
+    grads = like(first.actor, state.actor_opt[0].mu / 0.1)
     jax.tree.map(close, grads, layers(f"mlp/{mode}/actor_grad/", ACTOR))
 
     z = dist.support(hp("v_min"), hp("v_max"), hp("num_atoms"))
@@ -263,13 +264,18 @@ def test_gradients(mode, nets, spec, batch, monkeypatch):
         logits = nets.critic(params, spec.critic_obs(batch.obs), action)
         return actor_loss(c51_value(z, logits), batch.weight, mode == "cdq")
 
-    critic = jax.tree.map(lambda m: m / 0.1, state.critic_opt[0].mu)
+    critic = like(first.critic, state.critic_opt[0].mu / 0.1)
     summed = jax.tree.map(jnp.add, critic, jax.grad(through_critic)(state.critic))
     prefix = f"mlp/{mode}/critic_grad"
     theirs = {f"q{i}": layers(f"{prefix}/qnet{i + 1}.", CRITIC) for i in range(2)}
     out = ("q1", "out", "dense", "bias")
     alike = np.allclose(leaf(critic, out), leaf(theirs, out), rtol=1e-3)
     jax.tree.map(close, critic if alike else summed, theirs)
+
+
+def like(tree, vector):
+    """The optimiser's vector in the shape of the parameters."""
+    return ravel_pytree(tree)[1](vector)
 
 
 def leaf(tree, path):

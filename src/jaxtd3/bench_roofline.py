@@ -11,13 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import jax
+import jax.numpy as jnp
 
 from jaxtd3 import bench_count as count
 from jaxtd3.config import Config
 from jaxtd3.memory import tree_bytes
 from jaxtd3.parts import Parts
 from jaxtd3.train_step import make_chunk
+from jaxtd3.types import TrainState
 
 FASTTD3_GFLOP = 1225.0  # of one iteration of FastTD3 with G1's defaults
 FASTTD3_MS = 86.7  # an iteration of FastTD3 on an A100, G1 flat, from its authors' logs
@@ -120,11 +121,12 @@ def is_default(dot: count.Dot) -> bool:
 
 def cuda_facts(parts: Parts) -> dict[str, int]:
     """What the whole chunk, its learner and its environments look like on a GPU."""
-    physics = jax.make_jaxpr(jax.vmap(parts.env.env.step))(
-        parts.shapes.env.inner,
-        jax.ShapeDtypeStruct((parts.env.num_envs, parts.env.spec.action_size), "float32"),
-    )
-    env = count.count_dots(physics.jaxpr)
+
+    def env_step(state: TrainState) -> Any:
+        action = jnp.zeros((state.env.obs.shape[0], parts.env.spec.action_size))
+        return parts.env.step(state.env, action, state.key)
+
+    env = count.count_dots(count.trace(parts, env_step))
     learner = count.count_dots(count.trace(parts, count.update_step(parts)))
     whole = count.count_dots(count.trace(parts, parts.fns.train_step))
     return {

@@ -45,13 +45,14 @@ class Settings:
     """Who races."""
 
 
-CHEETAH = "--env CheetahRun --num-envs 128 --critic-updates 2 --policy-updates 1 --num-atoms 101"
+CHEETAH = "--env CheetahRun --num-envs 128 --critic-updates 2 --policy-updates 1"
+CHEETAH += " --num-atoms 101 --n-step 1"  # one step, as the sketch
 SIZES = {
     "cheetah_small": f"{CHEETAH} --batch-size 2048 --critic-hidden 256 --actor-hidden 128",
     "cheetah_large": f"{CHEETAH} --batch-size 4096 --critic-hidden 1024 --actor-hidden 512",
     "g1": "--env G1JoystickFlatTerrain --num-envs 64 --no-sketch",
 }
-RING = f"{CHEETAH} --batch-size 2048 --critic-hidden 256 --actor-hidden 128 --n-step 1"
+RING = f"{CHEETAH} --batch-size 2048 --critic-hidden 256 --actor-hidden 128"
 
 
 def say(line: str) -> None:

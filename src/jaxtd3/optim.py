@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.flatten_util import ravel_pytree
 
 from jaxtd3.types import Array
 
@@ -22,11 +23,15 @@ def adamw(max_grad_norm: float) -> optax.GradientTransformation:
     return optax.chain(*clip, optax.scale_by_adam(b1=0.9, b2=0.999, eps=1e-8))
 
 
-def step_params(opt, grads: Any, opt_state: Any, params: Any, lr: Array, decay: Array):
-    """theta <- theta - lr * (adam(g) + decay * theta)."""
+def as_vector(tree: Any) -> Array:
+    """All leaves, one after the other: [P]."""
+    return ravel_pytree(tree)[0]
+
+
+def step_params(opt, grads: Array, opt_state: Any, params: Array, lr: Array, decay: Array):
+    """theta <- theta - lr * (adam(g) + decay * theta), of all parameters as one vector [P]."""
     direction, opt_state = opt.update(grads, opt_state, params)
-    params = jax.tree.map(lambda p, d: p - lr * (d + decay * p), params, direction)
-    return params, opt_state
+    return params - lr * (direction + decay * params), opt_state
 
 
 def polyak(target: Any, params: Any, tau: Array) -> Any:

@@ -16,13 +16,14 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
+from jax.flatten_util import ravel_pytree
 
 from jaxtd3 import distributional as dist
 from jaxtd3 import normalize as norm
 from jaxtd3.critics import COMBINES, CRITICS, CriticKind
 from jaxtd3.errors import nearest
 from jaxtd3.networks import ACTIVATIONS, NETWORKS, Networks
-from jaxtd3.optim import adamw, all_finite, cosine, polyak, select, step_params
+from jaxtd3.optim import adamw, all_finite, as_vector, cosine, polyak, select, step_params
 from jaxtd3.sharding import mean_over
 from jaxtd3.types import Agent, Array, Batch, EnvSpec, Metrics, Transition
 
@@ -165,7 +166,7 @@ class AgentState(struct.PyTreeNode):
     critic: Any
     target: Any
     target_actor: Any  # None where targets follow the policy itself
-    actor_opt: Any
+    actor_opt: Any  # over all parameters as one vector [P]
     critic_opt: Any
     obs_stats: norm.Stats  # over the flat observation [D]
     return_stats: norm.ReturnStats
@@ -202,27 +203,33 @@ class Looked(NamedTuple):
     weight: Array  # [] of the batch; 0: there was nothing to learn from
 
 
-def guard(old: AgentState, new: AgentState, at: Looked, net: int, limit: int) -> AgentState:
-    """`new`, unless it is not finite (then skipped and counted) or the batch had no weight.
+class Step(NamedTuple):
+    """What an optimiser made of a network; its old self where the step was refused."""
 
+    ok: Array
+    params: Any
+    opt: Any
+    grad_norm: Array
+
+
+def guard(state: AgentState, at: Looked, net: int, limit: int) -> tuple[Array, AgentState]:
+    """(whether an update may enter the state, the state with the update counted).
+
+    Refused are updates that are not finite, which are counted, and those of a batch without weight.
     A streak that has reached its limit stays, so that the host sees it at the chunk's end.
     """
     good = jnp.stack([all_finite(x) for x in at[:3]])
-    used = at.weight > 0
-    finite = jnp.all(good)
-    streak = old.bad_streak[net]
+    used, finite = at.weight > 0, jnp.all(good)
+    ok, bad = used & finite, used & ~finite
+    streak = state.bad_streak[net]
     ended = jnp.where(streak < limit, 0, streak)
-    new = new.replace(
-        updates=old.updates + (net == 0), bad_streak=old.bad_streak.at[net].set(ended)
+    first = bad & (jnp.max(state.bad_streak) == 0)
+    return ok, state.replace(
+        updates=state.updates + (ok if net == 0 else 0),
+        skipped=state.skipped + bad,
+        bad_streak=state.bad_streak.at[net].set(jnp.where(ok, ended, streak + bad)),
+        bad_metric=jnp.where(first, len(LOOKED_AT) * net + jnp.argmin(good), state.bad_metric),
     )
-    bad = used & ~finite
-    first = bad & (jnp.max(old.bad_streak) == 0)
-    old = old.replace(
-        skipped=old.skipped + bad,
-        bad_streak=old.bad_streak.at[net].add(bad),
-        bad_metric=jnp.where(first, len(LOOKED_AT) * net + jnp.argmin(good), old.bad_metric),
-    )
-    return select(finite & used, new, old)
 
 
 # --- the agent ----------------------------------------------------------------------------------
@@ -261,8 +268,8 @@ def fast_td3(
             critic=critic,
             target=jax.tree.map(jnp.copy, critic),
             target_actor=jax.tree.map(jnp.copy, actor) if cfg.target_actor else None,
-            actor_opt=opt.init(actor),
-            critic_opt=opt.init(critic),
+            actor_opt=opt.init(as_vector(actor)),
+            critic_opt=opt.init(as_vector(critic)),
             obs_stats=norm.init_stats(spec.width),
             return_stats=norm.init_return_stats(),
             hyper=hyper,
@@ -308,6 +315,29 @@ def fast_td3(
         z = atoms(state)
         return jnp.mean(jnp.abs(kind.value(z, outputs) - kind.target_value(z, targets).T), axis=0)
 
+    def descend(
+        state: AgentState,
+        net: int,
+        params: Any,
+        opt_state: Any,
+        loss: Array,
+        grads: Array,
+        weight: Array,
+        lr: Array,
+    ) -> tuple[AgentState, Step]:
+        """One step of a network's parameters along their gradient `grads [P]`, if it is finite.
+
+        Optimiser and checks work on all parameters as one vector: a leaf at a time they are
+        hundreds of small operations, which cost more than the arithmetic.
+        """
+        vector, as_tree = ravel_pytree(params)
+        new, new_opt = step_params(opt, grads, opt_state, vector, lr, state.hyper.weight_decay)
+        grad_norm = optax.global_norm(grads)
+        at = Looked(loss, grad_norm, (new, state.hyper.tau), weight)
+        ok, state = guard(state, at, net, cfg.max_bad_updates)
+        made = select(ok, nets.project(as_tree(new)), params)
+        return state, Step(ok, made, select(ok, new_opt, opt_state), grad_norm)
+
     def update_critic(state: AgentState, batch: Batch, key: Array) -> tuple[AgentState, Metrics]:
         h, z = state.hyper, atoms(state)
         targets = make_targets(state, batch, key)
@@ -320,23 +350,17 @@ def fast_td3(
 
         (loss, td_error), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.critic)
         value, weight = jnp.mean(kind.target_value(z, targets)), jnp.mean(batch.weight)
-        loss, grads, value, weight = pmean((loss, grads, value, weight))
+        loss, grads, value, weight = pmean((loss, as_vector(grads), value, weight))
         lr = cosine(h.critic_lr, h.critic_lr_end, state.updates / h.schedule_updates)
-        critic, critic_opt = step_params(
-            opt, grads, state.critic_opt, state.critic, lr, h.weight_decay
-        )
-        critic = nets.project(critic)
-        target = polyak(state.target, critic, h.tau)
-        grad_norm = optax.global_norm(grads)
+        state, step = descend(state, 0, state.critic, state.critic_opt, loss, grads, weight, lr)
+        target = select(step.ok, polyak(state.target, step.params, h.tau), state.target)
         metrics = {
             "critic_loss": loss,
-            "critic_grad_norm": grad_norm,
+            "critic_grad_norm": step.grad_norm,
             "target_value": value,
             "td_error": td_error,
         }
-        new = state.replace(critic=critic, critic_opt=critic_opt, target=target)
-        at = Looked(loss, grad_norm, (critic, target), weight)
-        return guard(state, new, at, 0, cfg.max_bad_updates), metrics
+        return state.replace(critic=step.params, critic_opt=step.opt, target=target), metrics
 
     def update_actor(state: AgentState, batch: Batch) -> tuple[AgentState, Metrics]:
         h, z = state.hyper, atoms(state)
@@ -347,17 +371,14 @@ def fast_td3(
             return actor_loss(kind.value(z, outputs), batch.weight, cfg.cdq)
 
         loss, grads = jax.value_and_grad(loss_fn)(state.actor)
-        loss, grads, weight = pmean((loss, grads, jnp.mean(batch.weight)))
+        loss, grads, weight = pmean((loss, as_vector(grads), jnp.mean(batch.weight)))
         lr = cosine(h.actor_lr, h.actor_lr_end, state.updates / h.schedule_updates)
-        actor, actor_opt = step_params(opt, grads, state.actor_opt, state.actor, lr, h.weight_decay)
-        actor = nets.project(actor)
-        grad_norm = optax.global_norm(grads)
-        metrics = {"actor_loss": loss, "actor_grad_norm": grad_norm}
-        new = state.replace(actor=actor, actor_opt=actor_opt)
+        state, step = descend(state, 1, state.actor, state.actor_opt, loss, grads, weight, lr)
         if cfg.target_actor:
-            new = new.replace(target_actor=polyak(state.target_actor, actor, h.tau))
-        at = Looked(loss, grad_norm, actor, weight)
-        return guard(state, new, at, 1, cfg.max_bad_updates), metrics
+            lagging = polyak(state.target_actor, step.params, h.tau)
+            state = state.replace(target_actor=select(step.ok, lagging, state.target_actor))
+        metrics = {"actor_loss": loss, "actor_grad_norm": step.grad_norm}
+        return state.replace(actor=step.params, actor_opt=step.opt), metrics
 
     def prepared(state: AgentState, batch: Batch) -> Batch:
         """The batch as the networks see it, rewards scaled."""
