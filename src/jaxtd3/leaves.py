@@ -12,6 +12,7 @@ import json
 import logging
 import math
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from hashlib import sha256
@@ -146,6 +147,11 @@ def hush_late_callbacks() -> None:
             earlier(unraisable)
 
     sys.unraisablehook = hook
+
+
+def preload() -> None:
+    """Import Orbax in the background, while something else is waited for."""
+    threading.Thread(target=__import__, args=("orbax.checkpoint",), daemon=True).start()
 
 
 @contextlib.contextmanager

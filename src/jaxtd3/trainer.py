@@ -24,6 +24,7 @@ from jaxtd3.clock import Clock, compile_log
 from jaxtd3.envs.base import reward_weights
 from jaxtd3.errors import UserError
 from jaxtd3.exploration import with_hyper
+from jaxtd3.leaves import preload
 from jaxtd3.parts import Parts, run_keys
 from jaxtd3.progress import Progress, duration
 from jaxtd3.rundir import CONFIG_FILE, METRICS_FILE, create_run_dir
@@ -108,6 +109,8 @@ class Session:
     def compile(self) -> Callable[[TrainState], tuple[TrainState, Any]]:
         """The chunk, compiled ahead of any allocation; refused if it would not fit."""
         self.ui.stage("compiling")
+        if self.config.run.checkpoint_every:
+            preload()
         before, hits = self.clock["compile"], compile_log().hits
         chunk: Any = make_chunk(
             self.parts.fns.train_step,
