@@ -16,6 +16,7 @@ from jaxtd3 import (
     bench,
     bench_count,
     bench_measure,
+    bench_overhead,
     bench_peers,
     bench_processes,
     bench_return,
@@ -465,3 +466,26 @@ def test_brax_runs_beside_ours():
     found = bench_peers.compare(make_parts("CartpoleBalance"), rounds=1, seconds=0.1)
     for name in ("ours", "ours_full", "brax_sac", "brax_sac_full", "brax_ppo"):
         assert found["rates"][name]["updates_per_second"]["median"] > 0, found["rates"][name]
+
+
+# --- what a run's extras cost ---------------------------------------------------------------------
+
+
+def test_a_rate_is_of_the_time_awake_between_the_first_row_and_the_last_but_one():
+    run = bench_overhead.Run.__new__(bench_overhead.Run)
+    seconds = [1.0, 3.0, 5.0, 6.0, 60.0]  # before training, first, middle, last but one, last
+    iterations = [0, 50, 100, 150, 200]
+    run.marks = [bench_overhead.Mark(*mark) for mark in zip(seconds, iterations, strict=True)]
+    assert run.rate() == pytest.approx(100 / 3)
+
+
+@pytest.mark.parametrize("words", [["Cartpole", "x"], ["Cartpole", "0"], ["Cartpole", "1", "-1"]])
+def test_overhead_refuses_nonsense_in_one_line(words, capsys):
+    assert bench_overhead.main(words) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_overhead_says_that_a_run_failed(monkeypatch, capsys):
+    monkeypatch.setattr(bench_overhead.sys, "executable", "/bin/false")
+    assert bench_overhead.main(["CartpoleBalance", "1"]) == 2
+    assert capsys.readouterr().err.endswith("a run of CartpoleBalance failed\n")

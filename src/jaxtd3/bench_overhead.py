@@ -19,9 +19,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxtd3.bench_time import spread
+from jaxtd3.cli import complain
+from jaxtd3.errors import UserError
 
 ASLEEP = ("--eval-every", "0", "--checkpoint-every", "0")
 POLL = 0.005  # seconds
+DEFAULTS = ("CartpoleBalance", "3", "1")
 
 
 class Mark(NamedTuple):
@@ -104,23 +107,36 @@ def compare(env: str, seconds: float) -> tuple[float, float]:
                 if not run.ended:
                     run.process.kill()
         if any(run.process.returncode for run in runs):
-            raise RuntimeError(f"a run of {env} failed")
+            raise UserError(f"no comparison: a run of {env} failed")
         return runs[0].rate(), runs[1].rate()
 
 
 def main(argv: list[str]) -> int:
-    env, rounds, seconds = [*argv, *("CartpoleBalance", "3", "1")[len(argv) :]]
-    costs = []
-    for i in range(int(rounds)):
-        on, off = compare(env, float(seconds))
-        costs.append(100 * (off - on) / off)
-        print(
-            f"round {i + 1}: with {on:.1f}, without {off:.1f} iterations/s, cost {costs[-1]:.1f} %",
-            flush=True,
-        )
+    try:
+        env, rounds, seconds = numbers([*argv, *DEFAULTS[len(argv) :]])
+        costs = []
+        for i in range(rounds):
+            on, off = compare(env, seconds)
+            costs.append(100 * (off - on) / off)
+            told = f"with {on:.1f}, without {off:.1f} iterations/s, cost {costs[-1]:.1f} %"
+            print(f"round {i + 1}: {told}", flush=True)
+    except UserError as error:
+        complain(error)
+        return 2
     cost = spread(costs)
     print(f"cost {cost['median']:.1f} % ({cost['low']:.1f} to {cost['high']:.1f})")
     return 0
+
+
+def numbers(words: list[str]) -> tuple[str, int, float]:
+    """ENV ROUNDS SECONDS."""
+    try:
+        env, rounds, seconds = words[0], int(words[1]), float(words[2])
+    except ValueError:
+        raise UserError(f"{' '.join(words)}: write ENV ROUNDS SECONDS") from None
+    if rounds < 1 or not 0 < seconds < 3600 or len(words) > 3:
+        raise UserError(f"{' '.join(words)}: write ENV, ROUNDS of 1 or more, SECONDS below 3600")
+    return env, rounds, seconds
 
 
 if __name__ == "__main__":
