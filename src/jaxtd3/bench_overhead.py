@@ -22,7 +22,7 @@ from jaxtd3.bench_time import spread
 from jaxtd3.cli import complain
 from jaxtd3.errors import UserError
 
-ASLEEP = ("--eval-every", "0", "--checkpoint-every", "0")
+BARE = ("--eval-every", "0", "--checkpoint-every", "0", "--log-every", "500")  # rows it needs
 POLL = 0.005  # seconds
 DEFAULTS = ("CartpoleBalance", "3", "1")
 
@@ -92,7 +92,7 @@ def compare(env: str, seconds: float) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as folder:
         runs = [
             Run(env, Path(folder) / name, flags)
-            for name, flags in (("with", ()), ("without", ASLEEP))
+            for name, flags in (("with", ()), ("without", BARE))
         ]
         try:
             for run in runs:
@@ -106,6 +106,7 @@ def compare(env: str, seconds: float) -> tuple[float, float]:
             for run in runs:
                 if not run.ended:
                     run.process.kill()
+                    run.process.wait()
         if any(run.process.returncode for run in runs):
             raise UserError(f"no comparison: a run of {env} failed")
         return runs[0].rate(), runs[1].rate()

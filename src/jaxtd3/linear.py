@@ -1,4 +1,4 @@
-"""A matrix product whose gradient is cheap on every back end."""
+"""A matrix product whose gradient is cheaper on a CPU, and the same everywhere."""
 
 from __future__ import annotations
 

@@ -328,7 +328,7 @@ def fast_td3(
         """One step of a network's parameters along their gradient `grads [P]`, if it is finite.
 
         Optimiser and checks work on all parameters as one vector: a leaf at a time they are
-        hundreds of small operations, which cost more than the arithmetic.
+        hundreds of small operations, each a launch on a GPU.
         """
         vector, as_tree = ravel_pytree(params)
         new, new_opt = step_params(opt, grads, opt_state, vector, lr, state.hyper.weight_decay)
