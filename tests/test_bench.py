@@ -296,7 +296,7 @@ def test_the_sketch_learns(parts):
         state = run(state)
     assert int(state.size) == 3 * 32
     assert int(state.opts["critic"][0].count) == 3 * 2
-    assert int(state.opts["actor"][0].count) == 3 * 2
+    assert int(state.opts["actor"][0].count) == 3
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.params))
     moved = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), first.params, state.params)
     assert all(x > 0 for x in jax.tree.leaves(moved))

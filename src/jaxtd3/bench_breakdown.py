@@ -16,9 +16,9 @@ import jax.numpy as jnp
 
 from jaxtd3.bench_programs import Held, chunk_task, env_task, full_state, gemm_task, learner_tasks
 from jaxtd3.bench_time import interleave, spread
-from jaxtd3.parts import Parts
+from jaxtd3.parts import Parts, chunk_of
 from jaxtd3.sharding import local_key
-from jaxtd3.train_step import make_chunk, make_noise
+from jaxtd3.train_step import make_noise
 from jaxtd3.types import Array, Batch, Metrics, TrainState, Transition
 
 Piece = Callable[[TrainState, Array], tuple[TrainState, Any]]
@@ -123,7 +123,7 @@ def breakdown(
     tasks += [env_task(parts, held, length), gemm_task(parts)]
     axis = parts.mesh.axis_names[0]
     for name, piece in found.items():
-        chunk = make_chunk(as_step(piece, axis), length, parts.layout)
+        chunk = chunk_of(parts, length, as_step(piece, axis))
         tasks.append(chunk_task(name, chunk, held, length))
     tell(f"timing {', '.join(task.name for task in tasks)}")
     times = interleave(tasks, rounds, seconds)

@@ -81,6 +81,10 @@ def count_dots(jaxpr: Any, times: int = 1) -> Counter[Dot]:
                 str(eqn.params["precision"]),
             )
             found[dot] += times
+        if eqn.primitive.name == "cond":  # one branch runs
+            each = [count_dots(branch.jaxpr, times) for branch in eqn.params["branches"]]
+            found.update(each[max(range(len(each)), key=lambda i: flops(each[i]))])
+            continue
         inner = times * eqn.params["length"] if eqn.primitive.name == "scan" else times
         for value in eqn.params.values():
             for sub in subprograms(value):

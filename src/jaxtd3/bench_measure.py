@@ -18,9 +18,8 @@ from jaxtd3.bench_programs import (
 )
 from jaxtd3.bench_time import Range, Task, compile_cold, constant, interleave, spread
 from jaxtd3.memory import tree_bytes
-from jaxtd3.parts import Parts
+from jaxtd3.parts import Parts, chunk_of
 from jaxtd3.sketch import make_sketch
-from jaxtd3.train_step import make_chunk
 
 HEADLINES = (
     "eta",
@@ -69,10 +68,9 @@ def measure(
     tell: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Everything `jaxtd3 bench` tells: HEADLINES and what they are made of."""
-    settle = parts.config.loop.sync_every > 1
     tell("compiling the training program, the cache left aside")
     compiled, compile_seconds = compile_cold(
-        lambda: make_chunk(parts.fns.train_step, length, parts.layout, settle=settle),
+        lambda: chunk_of(parts, length),
         parts.shapes,
         most=compiles,
     )

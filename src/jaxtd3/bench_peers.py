@@ -230,10 +230,10 @@ def ours_rates(parts: Any, rounds: int, seconds: float) -> dict[str, dict[str, A
     """This project's rates with a ring that is nearly empty and one that is full, in turns."""
     from jaxtd3.bench_programs import Held, full_state, with_fill
     from jaxtd3.bench_time import Task, interleave
-    from jaxtd3.train_step import make_chunk
+    from jaxtd3.parts import chunk_of
 
     config, length = parts.config, 10
-    chunk = make_chunk(parts.fns.train_step, length, parts.layout)
+    chunk = chunk_of(parts, length)
     held = Held(full_state(parts))
     few = min(config.replay.length // 4, 20) or 2
 

@@ -11,10 +11,11 @@ from jaxtd3.bench_programs import Held, chunk_task
 from jaxtd3.bench_time import interleave, spread
 from jaxtd3.config import Config
 from jaxtd3.envs import make_env
+from jaxtd3.linear import compiler_options
 from jaxtd3.population import make_population
 from jaxtd3.replay import make_replay
 from jaxtd3.td3 import fast_td3
-from jaxtd3.train_step import make_chunk, make_train_step
+from jaxtd3.train_step import StepFn, make_chunk, make_train_step
 
 LENGTH = 10
 
@@ -32,15 +33,20 @@ def population(
     single = make_train_step(env, agent, replay, config.loop)
     members = [config.override({"seed": config.run.seed + i}) for i in range(size)]
     many = make_population(env, agent, replay, members)
+    options = compiler_options(config.agent.compute)
+
+    def chunk(step: StepFn) -> StepFn:
+        return make_chunk(step, LENGTH, options=options)
+
     tell(f"compiling one run and a population of {size}")
     tasks = [
         chunk_task(
             "single",
-            make_chunk(single.train_step, LENGTH),
+            chunk(single.train_step),
             Held(single.init(jax.random.key(config.run.seed))),
             LENGTH,
         ),
-        chunk_task("population", make_chunk(many.train_step, LENGTH), Held(many.init()), LENGTH),
+        chunk_task("population", chunk(many.train_step), Held(many.init()), LENGTH),
     ]
     times = interleave(tasks, rounds, seconds)
     pairs = zip(times["population"], times["single"], strict=True)

@@ -22,9 +22,9 @@ import numpy as np
 from jaxtd3.bench_count import Dot, learner_dots, update_step
 from jaxtd3.bench_time import Task
 from jaxtd3.errors import UserError
-from jaxtd3.parts import Parts, run_keys
+from jaxtd3.linear import compiler_options
+from jaxtd3.parts import Parts, chunk_of, run_keys
 from jaxtd3.replay import ReplayState
-from jaxtd3.train_step import make_chunk
 from jaxtd3.types import Array, TrainState
 
 
@@ -93,9 +93,8 @@ def learner_tasks(parts: Parts, held: Held, length: int) -> list[Task]:
         "collect": parts.fns.collect_step,
         "update": update_step(parts),
     }
-    settle = parts.config.loop.sync_every > 1
     return [
-        chunk_task(name, make_chunk(step, length, parts.layout, settle=settle), held, length)
+        chunk_task(name, chunk_of(parts, length, step), held, length)
         for name, step in steps.items()
     ]
 
@@ -127,10 +126,11 @@ def env_task(parts: Parts, held: Held, length: int) -> Task:
 
 def gemm_task(parts: Parts) -> Task:
     """The matrix products of one iteration's updates, each on operands of its own."""
-    return dots_task("gemms", learner_dots(parts))
+    options = compiler_options(parts.config.agent.compute)
+    return dots_task("gemms", learner_dots(parts), options)
 
 
-def dots_task(name: str, dots: Counter[Dot]) -> Task:
+def dots_task(name: str, dots: Counter[Dot], options: dict[str, str] | None = None) -> Task:
     """All products of a count, as one program.
 
     Results go to donated buffers, so that no time is spent on fresh pages. Of each pair the smaller
@@ -148,7 +148,7 @@ def dots_task(name: str, dots: Counter[Dot]) -> Task:
         lhs = operand(dot.lhs, dot.dtypes[0], left_own, index)
         return lhs, operand(dot.rhs, dot.dtypes[1], not left_own, index)
 
-    @partial(jax.jit, donate_argnums=1, keep_unused=True)
+    @partial(jax.jit, donate_argnums=1, keep_unused=True, compiler_options=options)
     def products(pairs: list[Any], outs: list[Array]) -> list[Array]:
         return [
             jax.lax.dot_general(a, b, dot.dims, preferred_element_type=dot.result)

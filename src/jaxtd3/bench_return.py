@@ -64,13 +64,12 @@ def ours(race: Race, over: Over) -> None:
     import jax
 
     from jaxtd3.clock import Clock
-    from jaxtd3.parts import build, run_keys, whole_chunks
+    from jaxtd3.parts import build, chunk_of, run_keys, whole_chunks
     from jaxtd3.presets import preset
-    from jaxtd3.train_step import make_chunk
 
     config, _ = whole_chunks(preset(race.env, seed=race.seed, eval_episodes=EVALUATIONS))
     parts, keys, clock = build(config), run_keys(race.seed), Clock()
-    chunk = make_chunk(parts.fns.train_step, config.run.log_every, parts.layout)
+    chunk = chunk_of(parts, config.run.log_every)
     with clock("other"):
         state = jax.block_until_ready(parts.fns.init(keys.init))
     done = 0

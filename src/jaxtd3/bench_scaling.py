@@ -15,10 +15,9 @@ from jaxtd3.bench_programs import Held, full_state, with_fill
 from jaxtd3.bench_time import Task, interleave, spread
 from jaxtd3.config import Config
 from jaxtd3.errors import UserError, nearest
-from jaxtd3.parts import Parts, build
+from jaxtd3.parts import Parts, build, chunk_of
 from jaxtd3.plots import LIGHT
 from jaxtd3.sharding import AXIS, WHOLE
-from jaxtd3.train_step import make_chunk
 
 LENGTH = 10  # iterations per timed chunk
 
@@ -79,17 +78,12 @@ def exponent(x: Sequence[float], y: Sequence[float]) -> float:
     return float(np.polyfit(np.log(x), np.log(y), 1)[0])
 
 
-def chunk_of(parts: Parts, step: Any = None) -> Any:
-    settle = parts.config.loop.sync_every > 1
-    return make_chunk(step or parts.fns.train_step, LENGTH, parts.layout, settle=settle)
-
-
 def scale_axis(config: Config, points: list[Point], rounds: int, seconds: float) -> dict[str, Any]:
     """Time and memory of an iteration at every point, the points taking turns."""
     tasks, memory = [], []
     for point in points:
         parts = build(config.override(point.changes))
-        chunk = chunk_of(parts)
+        chunk = chunk_of(parts, LENGTH)
         usage = chunk.lower(parts.shapes).compile().memory_analysis()
         memory.append(usage.argument_size_in_bytes + usage.temp_size_in_bytes)
         held = Held(full_state(parts))
@@ -117,7 +111,10 @@ def scale_fill(config: Config, rounds: int, seconds: float) -> dict[str, Any]:
     """
     parts = build(config)
     held = Held(full_state(parts))
-    chunks = {"collect": chunk_of(parts, parts.fns.collect_step), "iteration": chunk_of(parts)}
+    chunks = {
+        "collect": chunk_of(parts, LENGTH, parts.fns.collect_step),
+        "iteration": chunk_of(parts, LENGTH),
+    }
     slabs = sorted({max(2, int(config.replay.length * share)) for share in (0.01, 0.5, 1.0)})
     tasks = []
     for name, chunk in chunks.items():
@@ -216,7 +213,7 @@ def over_devices(
         }
         for name, step in steps.items():
 
-            def run(held: Held = held, chunk: Any = chunk_of(parts, step)) -> None:
+            def run(held: Held = held, chunk: Any = chunk_of(parts, LENGTH, step)) -> None:
                 held.through(chunk)
 
             tasks.append(Task(f"{name} {n}", run, LENGTH))

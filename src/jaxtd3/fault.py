@@ -22,7 +22,7 @@ from jaxtd3.config import config_from_dict
 from jaxtd3.errors import UserError
 from jaxtd3.leaves import named_leaves
 from jaxtd3.td3 import FAULTS
-from jaxtd3.train_step import StepFn, make_chunk
+from jaxtd3.train_step import StepFn
 from jaxtd3.types import TrainState
 
 if TYPE_CHECKING:
@@ -99,16 +99,17 @@ def restore(path: Path, parts: Parts) -> TrainState:
     return restore_from(path, parts.shapes).state
 
 
-def chunk_of(parts: Parts, length: int) -> StepFn:
+def copying_chunk(parts: Parts, length: int) -> StepFn:
     """So many iterations as the run has them, without taking the state away."""
-    settle = parts.config.loop.sync_every > 1
-    chunk = make_chunk(parts.fns.train_step, length, parts.layout, settle=settle)
+    from jaxtd3.parts import chunk_of
+
+    chunk = chunk_of(parts, length)
     return lambda state: chunk(jax.tree.map(jnp.copy, state))
 
 
 def first_bad(parts: Parts, state: TrainState, iterations: int) -> Found | None:
     """Go on from a state to the first update that is not finite."""
-    step = chunk_of(parts, 1)
+    step = copying_chunk(parts, 1)
     agent = state.agent.replace(bad_streak=jnp.zeros_like(state.agent.bad_streak))
     state = state.replace(agent=agent)
     loop = parts.config.loop
@@ -130,7 +131,7 @@ def rerun(parts: Parts, state: TrainState, until: int, tell: Callable[[int], Non
     from jaxtd3.parts import run_keys
 
     length, keys = parts.config.run.log_every, run_keys(parts.config.run.seed)
-    chunk = chunk_of(parts, length)
+    chunk = copying_chunk(parts, length)
     while int(state.iteration) < until:
         if int(state.iteration):
             key = jax.random.fold_in(keys.refresh, int(state.iteration))

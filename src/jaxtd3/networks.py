@@ -14,7 +14,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxtd3.linear import dense_product
+from jaxtd3.linear import Dense
 from jaxtd3.networks_simba import SimbaActor, SimbaCritic, unit_columns
 from jaxtd3.types import Array, EnvSpec
 
@@ -56,14 +56,7 @@ class Linear(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         init = uniform_fan_in(x.shape[-1])
-        return nn.Dense(
-            self.features,
-            dtype=self.dtype,
-            kernel_init=init,
-            bias_init=init,
-            dot_general=dense_product,
-            name="dense",
-        )(x)
+        return Dense(self.features, self.dtype, kernel_init=init, bias_init=init, name="dense")(x)
 
 
 class SimNorm(nn.Module):
@@ -109,11 +102,10 @@ class Actor(nn.Module):
 
     @nn.compact
     def __call__(self, obs: Array) -> Array:
-        x = nn.Dense(
+        x = Dense(
             self.action_size,
-            dtype=self.trunk.dtype,
+            self.trunk.dtype,
             kernel_init=nn.initializers.normal(self.last_std),
-            dot_general=dense_product,
             name="out",
         )(self.trunk(obs))
         return jnp.tanh(x.astype(jnp.float32))

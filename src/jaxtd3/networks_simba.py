@@ -11,7 +11,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxtd3.linear import dense_product
+from jaxtd3.linear import Dense
 from jaxtd3.types import Array
 
 SHIFT = 3.0  # the constant input beside the observation: keeps its length when normalised
@@ -45,17 +45,10 @@ class Scale(nn.Module):
         return x * (s * (self.start / self.scale)).reshape(*[1] * (x.ndim - 1), -1)
 
 
-def dense(features: int, dtype: Any, name: str) -> nn.Dense:
+def dense(features: int, dtype: Any, name: str) -> Dense:
     """A layer without bias, orthogonal at first."""
     init = nn.initializers.orthogonal()
-    return nn.Dense(
-        features,
-        use_bias=False,
-        dtype=dtype,
-        kernel_init=init,
-        dot_general=dense_product,
-        name=name,
-    )
+    return Dense(features, dtype, use_bias=False, kernel_init=init, name=name)
 
 
 class Block(nn.Module):

@@ -15,9 +15,10 @@ from jaxtd3.envs import make_env
 from jaxtd3.envs.base import undisturbed
 from jaxtd3.errors import UserError
 from jaxtd3.evaluate import make_evaluate
+from jaxtd3.linear import compiler_options
 from jaxtd3.replay import make_replay
 from jaxtd3.td3 import fast_td3
-from jaxtd3.train_step import TrainFns, make_train_step
+from jaxtd3.train_step import StepFn, TrainFns, make_chunk, make_train_step
 from jaxtd3.types import Agent, Array, BatchEnv, Metrics, Replay, TrainState
 
 
@@ -74,6 +75,17 @@ def build(config: Config) -> Parts:
     fns = fns._replace(init=lambda key: sharding.place(init(key), layout))
     evaluate = make_evaluate(eval_env, agent, config.run.eval_episodes, mesh)
     return Parts(config, mesh, layout, env, eval_env, agent, replay, fns, shapes, evaluate)
+
+
+def chunk_of(parts: Parts, length: int, step: StepFn | None = None) -> Any:
+    """`length` iterations (or other steps) as one program, by the settings of the run."""
+    return make_chunk(
+        step or parts.fns.train_step,
+        length,
+        parts.layout,
+        settle=parts.config.loop.sync_every > 1,
+        options=compiler_options(parts.config.agent.compute),
+    )
 
 
 def whole_chunks(config: Config) -> tuple[Config, list[str]]:

@@ -19,7 +19,7 @@ COUNT_FLAG = "--xla_force_host_platform_device_count"
 def prepare() -> None:
     """Set the environment variables that JAX reads when it starts; what the user set stays."""
     flags = os.environ.get("XLA_FLAGS", "")
-    if CPU_FIX not in flags and _needs_fix():  # unknown flags would abort other versions
+    if CPU_FIX not in flags and is_jaxlib_010():  # unknown flags would abort other versions
         os.environ["XLA_FLAGS"] = f"{flags} {CPU_FIX}".strip()
     fake = re.search(rf"{COUNT_FLAG}=(\d+)", flags)
     if fake:
@@ -54,5 +54,6 @@ def default_cache() -> Path:
     return root / "jaxtd3" / "jax"
 
 
-def _needs_fix() -> bool:
+def is_jaxlib_010() -> bool:
+    """The series whose CPU compiler these settings are for."""
     return importlib.metadata.version("jaxlib").split(".")[:2] == ["0", "10"]

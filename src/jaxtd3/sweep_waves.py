@@ -26,6 +26,7 @@ from jaxtd3.config import Config
 from jaxtd3.envs import make_env
 from jaxtd3.envs.base import reward_weights, undisturbed
 from jaxtd3.errors import UserError
+from jaxtd3.linear import compiler_options
 from jaxtd3.logging import dumps
 from jaxtd3.metrics import Metric, make_measure, metrics_of
 from jaxtd3.parts import run_keys
@@ -119,7 +120,8 @@ class Waves:
 
         with self.clock("compile"):
             shapes = jax.eval_shape(lambda: population.init(configs))
-            chunk: Any = make_chunk(counted, run.log_every)
+            options = compiler_options(parts.config.agent.compute)
+            chunk: Any = make_chunk(counted, run.log_every, options=options)
             if self.mesh is None:
                 chunk = chunk.lower(shapes).compile()
                 usage = chunk.memory_analysis()

@@ -289,14 +289,19 @@ def make_train_step(
 
 
 def make_chunk(
-    train_step: StepFn, length: int, layout: TrainState | None = None, *, settle: bool = False
+    train_step: StepFn,
+    length: int,
+    layout: TrainState | None = None,
+    *,
+    settle: bool = False,
+    options: dict[str, str] | None = None,
 ) -> StepFn:
     """`length` iterations as one compiled program that updates the state in place.
 
     The state is donated: its old value is gone after the call. Metrics come back reduced over the
     chunk, so one small transfer tells all. With a layout (`sharding.make_layout`) every device runs
     the steps on its part of the state; `settle` then averages agents that learnt apart
-    (`sync_every`) at the end.
+    (`sync_every`) at the end. `options` are for the compiler (`linear.compiler_options`).
     """
 
     def chunk(state: TrainState) -> tuple[TrainState, Metrics]:
@@ -304,7 +309,7 @@ def make_chunk(
         return state, reduce_metrics(metrics)
 
     if layout is None:
-        return jax.jit(chunk, donate_argnums=0)
+        return jax.jit(chunk, donate_argnums=0, compiler_options=options)
 
     def part(state: TrainState) -> tuple[TrainState, Metrics]:
         state, metrics = chunk(state)
@@ -322,7 +327,13 @@ def make_chunk(
         out_specs=(specs, WHOLE),
         check_vma=False,
     )
-    return jax.jit(mapped, donate_argnums=0, in_shardings=(layout,), out_shardings=(layout, None))
+    return jax.jit(
+        mapped,
+        donate_argnums=0,
+        in_shardings=(layout,),
+        out_shardings=(layout, None),
+        compiler_options=options,
+    )
 
 
 def update_plan(cfg: LoopConfig) -> tuple[bool, ...]:

@@ -25,13 +25,13 @@ from jaxtd3.envs.base import reward_weights
 from jaxtd3.errors import UserError
 from jaxtd3.exploration import with_hyper
 from jaxtd3.leaves import preload
-from jaxtd3.parts import Parts, run_keys
+from jaxtd3.parts import Parts, chunk_of, run_keys
 from jaxtd3.progress import Progress, duration
 from jaxtd3.rundir import CONFIG_FILE, METRICS_FILE, create_run_dir
 from jaxtd3.signals import StopSignals
 from jaxtd3.startup import STARTED
 from jaxtd3.td3 import Hyper
-from jaxtd3.train_step import make_chunk, noise_hyper
+from jaxtd3.train_step import noise_hyper
 from jaxtd3.types import TrainState
 
 REFILL = 64  # slabs collected before learning, where a checkpoint had no replay
@@ -112,12 +112,7 @@ class Session:
         if self.config.run.checkpoint_every:
             preload()
         before, hits = self.clock["compile"], compile_log().hits
-        chunk: Any = make_chunk(
-            self.parts.fns.train_step,
-            self.config.run.log_every,
-            self.parts.layout,
-            settle=self.config.loop.sync_every > 1,
-        )
+        chunk: Any = chunk_of(self.parts, self.config.run.log_every)
         with self.clock("compile"):
             compiled = chunk.lower(self.parts.shapes).compile()
         seconds = self.clock["compile"] - before
@@ -179,7 +174,7 @@ class Session:
         steps = min(self.config.replay.length, max(REFILL, self.config.loop.warmup))
         self.ui.note(f"the checkpoint has no replay: collecting {steps} steps per environment")
         with self.clock("other"):
-            return make_chunk(self.parts.fns.collect_step, steps, self.parts.layout)(state)[0]
+            return chunk_of(self.parts, steps, self.parts.fns.collect_step)(state)[0]
 
     def start(self, earlier: Any) -> TrainState:
         """The first state: new, resumed, or with another run's weights."""
