@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import re
@@ -301,6 +302,36 @@ def test_the_sketch_learns(parts):
     moved = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), first.params, state.params)
     assert all(x > 0 for x in jax.tree.leaves(moved))
     assert act(state, state.env.obs).shape == (32, 1)
+
+
+def test_pytorch_projects_as_we_do():
+    torch = pytest.importorskip("torch")
+    from jaxtd3 import bench_torch
+
+    z, p = np.linspace(-2, 2, 9, dtype=np.float32), np.full(9, 1 / 9, np.float32)
+    for reward, discount in ((0.3, 0.9), (5.0, 0.9), (-9.0, 0.0)):
+        given = (torch.tensor(z), torch.tensor(p)[None], torch.tensor([reward]))
+        found = bench_torch.project(*given, torch.tensor([discount]))[0]
+        np.testing.assert_allclose(found, project(z, p, reward, discount), atol=1e-6)
+
+
+def test_pytorch_learns_beside_us(parts):
+    pytest.importorskip("torch")
+    from jaxtd3.bench_torch import Learner
+
+    learner = Learner(parts)
+    before = [x.detach().clone() for x in learner.actor.parameters()]
+    for _ in range(3):
+        learner.iterate()
+    assert learner.ring.size == 3
+    assert all((a != b).any() for a, b in zip(before, learner.actor.parameters(), strict=True))
+    assert all(x.isfinite().all() for x in learner.critics.parameters())
+
+
+def test_pytorch_is_asked_for_where_it_is_missing(monkeypatch, capsys):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert cli.main(["bench", "--env", "Pendulum", "--torch"]) == 2
+    assert "PyTorch is not installed" in capsys.readouterr().err
 
 
 # --- times, peers, tables -----------------------------------------------------------------------

@@ -12,6 +12,7 @@ jaxtd3 bench --env NAME --replay-cost      prioritised replay beside uniform
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from collections.abc import Callable, Mapping
@@ -68,6 +69,8 @@ def check_arguments(args: Bench) -> None:
         device_list(args.over_devices)
     if args.roofline is not None and args.roofline not in GPU_NAMES:
         raise UserError(nearest("GPU", args.roofline, GPU_NAMES))
+    if args.torch and importlib.util.find_spec("torch") is None:
+        raise UserError("--torch: PyTorch is not installed (pip install torch)")
     if args.chunk < 2:
         raise UserError(f"--chunk {args.chunk} is below 2")
 
@@ -114,6 +117,7 @@ def measure(args: Bench, config: Config) -> Report:
         length=args.chunk,
         seconds=args.seconds,
         sketch=args.sketch,
+        torch=args.torch,
         tell=tell,
     )
     result["details"]["setup"] = describe(config)

@@ -64,6 +64,7 @@ def measure(
     length: int = 10,
     seconds: float = 0.5,
     sketch: bool = True,
+    torch: bool = False,
     compiles: int = 3,
     tell: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
@@ -95,6 +96,10 @@ def measure(
     tasks += [env_task(parts, held, length), gemm_task(parts), copy_task()]
     if sketch and parts.mesh.size == 1:  # it knows one device
         tasks.append(sketch_task(parts, length))
+    if torch:
+        from jaxtd3.bench_torch import torch_task
+
+        tasks.append(torch_task(parts, length))
     tell(f"timing {', '.join(task.name for task in tasks)}: {rounds} rounds in turns")
     times = interleave(tasks, rounds, seconds)
     result = ratios(times, counts, parts.config.loop.collect_steps)
@@ -129,9 +134,9 @@ def ratios(
         "eta_learn": each(lambda t, g: g / t, "update", "gemms"),
         "iterations_per_second": each(lambda t: 1 / t, "iteration"),
     }
-    if "sketch" in times:
-        result["sketch_iterations_per_second"] = each(lambda t: 1 / t, "sketch")
-        result["over_sketch"] = each(lambda t, s: s / t, "iteration", "sketch")
+    for name in {"sketch", "torch"} & set(times):
+        result[f"{name}_iterations_per_second"] = each(lambda t: 1 / t, name)
+        result[f"over_{name}"] = each(lambda t, s: s / t, "iteration", name)
     milliseconds = {name: spread([1e3 * t for t in times[name]]) for name in times}
     del milliseconds["memory"]
     milliseconds["limit"] = each(lambda *parts: 1e3 * limit(*parts), "env", "gemms", "memory")
@@ -170,8 +175,11 @@ def lines(result: dict[str, Any]) -> list[str]:
         if name in result:
             unit = {"bytes_per_transition": "B", "compile_seconds": "s"}.get(name, "")
             body.append(row(name, result[name], unit, form=",.4g"))
-    if "over_sketch" in details:
-        body.append(row("times the sketch's rate", details["over_sketch"], ""))
+    if "torch" in ms:
+        body.append(row("PyTorch's iteration", ms["torch"], "ms", "the same work, eager"))
+    for name, whose in (("sketch", "the sketch's"), ("torch", "PyTorch's")):
+        if f"over_{name}" in details:
+            body.append(row(f"times {whose} rate", details[f"over_{name}"], ""))
     body += [
         row("peak on these products", details["peak_gflops"], "GFLOP/s", form=",.4g"),
         row("memory bandwidth", details["bandwidth_gb"], "GB/s", "read + written"),

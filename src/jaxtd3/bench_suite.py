@@ -6,6 +6,7 @@ calls with other parts found, and OUT/latest.md is the same as tables.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import platform
@@ -52,6 +53,7 @@ SIZES = {
     "cheetah_large": f"{CHEETAH} --batch-size 4096 --critic-hidden 1024 --actor-hidden 512",
     "g1": "--env G1JoystickFlatTerrain --num-envs 64 --no-sketch",
 }
+SIZES |= {f"{name}_bf16": f"{SIZES[name]} --compute bf16" for name in list(SIZES)[:2]}
 RING = f"{CHEETAH} --batch-size 2048 --critic-hidden 256 --actor-hidden 128"
 
 
@@ -75,7 +77,11 @@ def bench(flags: str) -> dict[str, Any]:
 
 def sizes(cfg: Settings) -> dict[str, Any]:
     """Shares of the limits, and the sketch beside."""
-    return {name: bench(f"{flags} --rounds {cfg.rounds}") for name, flags in SIZES.items()}
+    torch = " --torch" if importlib.util.find_spec("torch") else ""
+    return {
+        name: bench(f"{flags} --rounds {cfg.rounds}{torch if 'Cheetah' in flags else ''}")
+        for name, flags in SIZES.items()
+    }
 
 
 def returns(cfg: Settings) -> dict[str, Any]:

@@ -35,12 +35,12 @@ def sizes(found: Found) -> str:
     for entry in found.values():
         command = f"`{entry['command']}`"
         if "error" in entry:
-            rows.append([command, entry["error"], *[""] * len(names)])
+            rows.append([command, entry["error"], *[""] * (len(names) + 1)])
             continue
-        over = entry["details"].get("over_sketch")
         told = [number(entry[name]) for name in names]
-        rows.append([command, *told, number(over) if over else "-"])
-    return table(["command", *names.values(), "times the sketch"], rows)
+        over = [entry["details"].get(f"over_{name}") for name in ("sketch", "torch")]
+        rows.append([command, *told, *(number(x) if x else "-" for x in over)])
+    return table(["command", *names.values(), "times the sketch", "times PyTorch"], rows)
 
 
 def returns(found: Found) -> str:

@@ -219,6 +219,8 @@ class Bench:
     """Iterations per timed call (10)."""
     sketch: Switch = True
     """Time the plain sketch beside it (on)."""
+    torch: Switch = False
+    """Time the same work in eager PyTorch beside it; needs PyTorch installed."""
     peers: Switch = False
     """Compare with brax SAC, brax PPO and sbx TD3 instead."""
     goal: Annotated[float | None, shown("RETURN")] = None
