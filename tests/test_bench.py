@@ -31,6 +31,7 @@ from jaxtd3 import (
 from jaxtd3.bench_programs import Held, full_state, with_fill
 from jaxtd3.bench_time import Task, interleave, spread
 from jaxtd3.config import Config
+from jaxtd3.errors import UserError
 from jaxtd3.parts import build
 from jaxtd3.sketch import make_sketch, project
 from jaxtd3.train_step import make_chunk
@@ -326,6 +327,14 @@ def test_pytorch_learns_beside_us(parts):
     assert learner.ring.size == 3
     assert all((a != b).any() for a, b in zip(before, learner.actor.parameters(), strict=True))
     assert all(x.isfinite().all() for x in learner.critics.parameters())
+
+
+def test_pytorch_knows_fasttd3_alone():
+    pytest.importorskip("torch")
+    from jaxtd3.bench_torch import torch_task
+
+    with pytest.raises(UserError, match="two c51 critics"):
+        torch_task(make_parts(num_critics=3), 1)
 
 
 def test_pytorch_is_asked_for_where_it_is_missing(monkeypatch, capsys):

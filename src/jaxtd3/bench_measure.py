@@ -134,7 +134,7 @@ def ratios(
         "eta_learn": each(lambda t, g: g / t, "update", "gemms"),
         "iterations_per_second": each(lambda t: 1 / t, "iteration"),
     }
-    for name in {"sketch", "torch"} & set(times):
+    for name in (name for name in ("sketch", "torch") if name in times):
         result[f"{name}_iterations_per_second"] = each(lambda t: 1 / t, name)
         result[f"over_{name}"] = each(lambda t, s: s / t, "iteration", name)
     milliseconds = {name: spread([1e3 * t for t in times[name]]) for name in times}

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from jaxtd3.bench_time import Task
+from jaxtd3.errors import UserError
 from jaxtd3.parts import Parts
 
 
@@ -190,6 +191,9 @@ class Learner:
 
 def torch_task(parts: Parts, length: int) -> Task:
     """`length` iterations, the ring full."""
+    agent = parts.config.agent
+    if parts.mesh.size > 1 or (agent.num_critics, agent.network, agent.critic) != (2, "mlp", "c51"):
+        raise UserError("--torch knows FastTD3 alone: one device, two c51 critics, network mlp")
     learner = Learner(parts)
     for x in learner.ring.data.values():
         x.normal_()
