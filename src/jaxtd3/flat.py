@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxtd3.record import record
 from jaxtd3.types import Array
 
 
@@ -17,14 +18,11 @@ def flat_vmap(function: Callable[..., Any]) -> Callable[..., Any]:
     Physics engines know one batch axis (Warp) or are fastest with one (MJX); so P members of E
     environments become P * E environments here, and only here.
     """
-    batched = jax.custom_batching.custom_vmap(jax.vmap(function))
+    batched = jax.custom_batching.custom_vmap(record(jax.vmap(function)))
 
     @batched.def_vmap
     def rule(members: int, in_batched: Any, *args: Any) -> tuple[Any, Any]:
-        def spread(x: Array, has_axis: bool) -> Array:
-            return x if has_axis else jnp.broadcast_to(x, (members, *x.shape))
-
-        args = jax.tree.map(spread, args, tuple(in_batched))
+        args = spread(args, tuple(in_batched), members)
         envs = jax.tree.leaves(args[-1])[0].shape[1]  # keys or actions
 
         def join(x: Array) -> Array:  # leaves without an environment axis are shared by all
@@ -39,3 +37,28 @@ def flat_vmap(function: Callable[..., Any]) -> Callable[..., Any]:
         return out, jax.tree.map(lambda _: True, out)
 
     return batched
+
+
+def even_vmap(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, which a vmap batches over every argument, whichever of them have the axis.
+
+    So one record of the batched function serves all that call it in batches of one size.
+    """
+    single = jax.custom_batching.custom_vmap(function)
+    batched = record(jax.vmap(function))
+
+    @single.def_vmap
+    def rule(size: int, in_batched: Any, *args: Any) -> tuple[Any, Any]:
+        out = batched(*spread(args, tuple(in_batched), size))
+        return out, jax.tree.map(lambda _: True, out)
+
+    return single
+
+
+def spread(tree: Any, has_axis: Any, size: int) -> Any:
+    """All leaves with a leading axis of `size`: those without one are repeated along it."""
+
+    def one(x: Array, there: bool) -> Array:
+        return x if there else jnp.broadcast_to(x, (size, *x.shape))
+
+    return jax.tree.map(one, tree, has_axis)

@@ -1,7 +1,8 @@
-"""What must be set before JAX starts: a compiler fix and the compile cache."""
+"""What must be set before JAX starts: a compiler fix, the compile cache, Python's own collector."""
 
 from __future__ import annotations
 
+import gc
 import importlib.metadata
 import logging
 import os
@@ -18,6 +19,7 @@ COUNT_FLAG = "--xla_force_host_platform_device_count"
 
 def prepare() -> None:
     """Set the environment variables that JAX reads when it starts; what the user set stays."""
+    gc.set_threshold(100_000, 20, 100)  # tracing makes objects by the million, nearly all to stay
     flags = os.environ.get("XLA_FLAGS", "")
     if CPU_FIX not in flags and is_jaxlib_010():  # unknown flags would abort other versions
         os.environ["XLA_FLAGS"] = f"{flags} {CPU_FIX}".strip()

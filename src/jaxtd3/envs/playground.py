@@ -12,16 +12,22 @@ import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import partial_eval
+from mujoco import mjx
+from mujoco.mjx._src import forward as mjx_forward
+from mujoco.mjx._src.types import Impl
 
 from jaxtd3.envs.base import EnvConfig
 from jaxtd3.envs.meshes import STANDINS, MeshSource, check_standins, menagerie_for
 from jaxtd3.errors import UserError, nearest
+from jaxtd3.flat import even_vmap
+from jaxtd3.record import record
 from jaxtd3.types import Array, EnvSpec, EnvStep
 
 
@@ -59,11 +65,20 @@ def on_own_device():
     from mujoco.mjx._src import io
 
     resolve = io._resolve_device
-    io._resolve_device = lambda impl: jax.local_devices(backend=resolve(impl).platform)[0]
+    own = lambda impl: jax.local_devices(backend=resolve(impl).platform)[0]  # noqa: E731
+    with swapped(io, "_resolve_device", own):
+        yield
+
+
+@contextlib.contextmanager
+def swapped(owner: Any, name: str, value: Any):
+    """`owner.name` is `value` for as long as this lasts."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        io._resolve_device = resolve
+        setattr(owner, name, before)
 
 
 def load_playground(cfg: EnvConfig) -> PlaygroundEnv:
@@ -122,6 +137,8 @@ class PlaygroundEnv:
         if randomizer is not None:
             _, axes = self._randomized(jax.random.PRNGKey(0))
             self._varied = tuple(path for path, _ in jax.tree_util.tree_leaves_with_path(axes))
+        self._recorded_reset, self._recorded_step = record(self._reset), record(self._step)
+        self._forward = even_vmap(record(partial(mjx_forward.forward, env._mjx_model)))
         self._terms: dict[str, Array] = {}
         self._form: RewardForm | None = None
         self._form, self._prefixed, self._type = self._inspect()
@@ -130,12 +147,12 @@ class PlaygroundEnv:
     # --- Env ------------------------------------------------------------------------------------
 
     def reset(self, key: Array) -> tuple[PlaygroundState, Array]:
-        state, model = self._reset(key)
+        state, model = self._recorded_reset(raw_key(key))
         state = cast_like(state, self._type)
         return PlaygroundState(state, model), self._flat_obs(state.obs)
 
     def step(self, state: PlaygroundState, action: Array) -> EnvStep:
-        new, reward, terms = self._step(state.state, state.model, action)
+        new, reward, terms = self._recorded_step(state.state, state.model, action)
         new = cast_like(new, self._type)
         done = new.done.astype(bool)
         return EnvStep(
@@ -192,19 +209,23 @@ class PlaygroundEnv:
     def _tracing(self, leaves: tuple[Array, ...]):
         """Full precision (TF32 breaks contacts), and the randomised leaves in the physics model."""
         env = self.unwrapped
-        before = env._mjx_model
+        own, plain = env._mjx_model, mjx_forward.forward
         new = dict(zip(self._varied, leaves, strict=True))
-        if new:
-            env._mjx_model = jax.tree_util.tree_map_with_path(lambda p, x: new.get(p, x), before)
-        try:
-            with (
-                on_own_device(),
-                jax.default_matmul_precision("highest"),
-                jax.numpy_rank_promotion("allow"),
-            ):
-                yield
-        finally:
-            env._mjx_model = before
+        model = jax.tree_util.tree_map_with_path(lambda p, x: new.get(p, x), own) if new else own
+
+        def forward(model: Any, data: Any) -> Any:  # most of the Python of reset and step
+            shared = model is own and model.impl == Impl.JAX  # Warp batches in its own way
+            return self._forward(data) if shared else plain(model, data)
+
+        with (
+            swapped(env, "_mjx_model", model),
+            swapped(mjx_forward, "forward", forward),
+            swapped(mjx, "forward", forward),
+            on_own_device(),
+            jax.default_matmul_precision("highest"),
+            jax.numpy_rank_promotion("allow"),
+        ):
+            yield
 
     @contextlib.contextmanager
     def _capture(self, replace: Mapping[str, Array] | None = None):
@@ -239,7 +260,7 @@ class PlaygroundEnv:
         env = self.unwrapped
         scales = env._config.get("reward_config", {}).get("scales", None) or {}
         names, weights = tuple(scales.keys()), tuple(float(v) for v in scales.values())
-        first, model = jax.eval_shape(self._reset, jax.random.PRNGKey(0))
+        first, model = jax.eval_shape(self._recorded_reset, jax.random.PRNGKey(0))
         action = jax.ShapeDtypeStruct((env.action_size,), jnp.float32)
 
         def step(terms: list[Array], state: Any, model: Any, action: Array):
@@ -316,8 +337,10 @@ class PlaygroundEnv:
 
 
 def cast_like(tree: Any, like: Any) -> Any:
-    """The same values with the dtypes of `like`, none of them weak."""
-    return jax.tree.map(lambda x, t: jnp.asarray(x, t.dtype), tree, like)
+    """The same values with the structure and dtypes of `like`, none of them weak."""
+    leaves, structure = jax.tree.flatten(like)
+    pairs = zip(jax.tree.leaves(tree), leaves, strict=True)
+    return jax.tree.unflatten(structure, [jnp.asarray(x, t.dtype) for x, t in pairs])
 
 
 def structure_text(tree: Any) -> str:
