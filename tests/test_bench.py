@@ -435,6 +435,29 @@ def test_the_tables_hold_what_was_found(result, tmp_path):
     assert set(bench_suite.PARTS) == set(bench_table.SECTIONS)
 
 
+def test_races_of_other_days_stay(monkeypatch, tmp_path, capsys):
+    def race(env, goal, limit, seeds, contenders, tell):
+        rows = [a_row(name, seed, limit) for seed in seeds for name in contenders]
+        summary = bench_return.summarize(rows)
+        return {"env": env, "goal": goal, "limit": limit, "rows": rows, "summary": summary}
+
+    monkeypatch.setattr(bench_return, "race", race)
+    start = ["--only", "return", "--out", str(tmp_path), "--seeds", "1", "--races"]
+    assert bench_suite.main([*start, "CheetahRun:600:9,CartpoleBalance:950:8"]) == 0
+    assert bench_suite.main([*start, "CheetahRun:700:7"]) == 0
+    found = json.loads((tmp_path / "latest.json").read_text())["return"]["found"]
+    assert {env: row["limit"] for env, row in found.items()} == {
+        "CheetahRun": 7.0,
+        "CartpoleBalance": 8.0,
+    }
+    before = (tmp_path / "latest.json").read_bytes()
+    for wrong, told in (("CheetahRun:600", "ENV:RETURN:SECONDS"), ("CheetaRun:1:2", "CheetahRun")):
+        capsys.readouterr()
+        assert bench_suite.main([*start, wrong]) == 2
+        assert told in capsys.readouterr().err
+    assert (tmp_path / "latest.json").read_bytes() == before
+
+
 def test_two_cores_divided(monkeypatch):
     """Ways take turns, and each round is compared with its own first."""
     rates = iter([[10.0], [8.0], [5.0], [20.0], [10.0], [4.0]])
