@@ -47,6 +47,24 @@ def test_replayed_alone_batched_compiled_and_sharded():
     assert counted.calls == 1
 
 
+def test_recorded_under_one_mesh_and_called_under_another():
+    """First inside shard_map, then in a program that is laid out on the same mesh."""
+    counted, mesh = Counted(), sharding.make_mesh(1)
+    layout = jax.NamedSharding(mesh, sharding.SPLIT)
+    many = jax.device_put(arguments(6), layout)
+
+    def use(function):
+        """What is replayed meets what is not: their meshes must be one."""
+        return lambda t, x: jnp.einsum("bi,bij->bj", jax.vmap(function)(t, x)["sum"], t["a"])
+
+    recorded, wanted = use(record(counted)), jax.jit(use(Counted()))(*many)
+    specs = {"in_specs": sharding.SPLIT, "out_specs": sharding.SPLIT}
+    over = jax.shard_map(recorded, mesh=mesh, check_vma=False, **specs)
+    for program in (jax.jit(over), jax.jit(recorded), jax.jit(over)):
+        np.testing.assert_allclose(program(*many), wanted, rtol=1e-6)
+    assert counted.calls == 2
+
+
 def test_other_types_and_structures_are_recorded_anew():
     counted = Counted()
     recorded = record(counted)

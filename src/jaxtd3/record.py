@@ -12,15 +12,16 @@ def record(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` of arrays, whose Python runs once for arguments of the same structure and types.
 
     Later calls replay the operations that the first one recorded as one call in the program. `jit`
-    alone would trace anew under every mesh and in every batch; here the record is made of plain
-    types, so that sharded and single programs, and JAX's own cache of batched calls, share it.
+    alone would trace anew under every mesh; a record made outside of any mesh serves under all,
+    one made under a mesh serves there alone. JAX's own cache of batched calls goes by the record.
     """
     records: dict[Any, tuple[Any, Any]] = {}
 
     def replay(*args: Any) -> Any:
         leaves, structure = jax.tree.flatten(args)
         types = structure, tuple((x.shape, x.dtype) for x in leaves)
-        found = records.get(types)
+        mesh = jax.sharding.get_abstract_mesh()
+        found = records.get((types, None)) or records.get((types, mesh))
         if found is None:
             like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), args)
             once = jax.jit(lambda *args: function(*args))  # new, so that `jit` remembers nothing
@@ -28,7 +29,7 @@ def record(function: Callable[..., Any]) -> Callable[..., Any]:
             found = closed, jax.tree.structure(out)
             # what closes over values of a program being traced is of no use to another
             if not any(isinstance(x, jax.core.Tracer) for x in closed.consts):
-                records[types] = found
+                records[types, None if mesh.empty else mesh] = found
         closed, out_structure = found
         return jax.tree.unflatten(
             out_structure, jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *leaves)
