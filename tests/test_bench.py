@@ -435,6 +435,14 @@ def test_the_tables_hold_what_was_found(result, tmp_path):
     assert set(bench_suite.PARTS) == set(bench_table.SECTIONS)
 
 
+def test_figures_in_bf16_stay_where_the_cpu_has_none(monkeypatch):
+    monkeypatch.setattr(bench_suite, "cpu_has_bf16", lambda: True)
+    assert bench_suite.chosen("") == list(bench_suite.PARTS)
+    monkeypatch.setattr(bench_suite, "cpu_has_bf16", lambda: False)
+    assert set(bench_suite.PARTS) - set(bench_suite.chosen("")) == {"bf16"}
+    assert bench_suite.chosen("ring,bf16") == ["bf16", "ring"]
+
+
 def test_races_of_other_days_stay(monkeypatch, tmp_path, capsys):
     def race(env, goal, limit, seeds, contenders, tell):
         rows = [a_row(name, seed, limit) for seed in seeds for name in contenders]

@@ -24,7 +24,7 @@ from jaxtd3.bench_table import markdown
 from jaxtd3.cli import complain
 from jaxtd3.errors import UserError, nearest
 from jaxtd3.flags import parse
-from jaxtd3.startup import prepare
+from jaxtd3.startup import BF16_UNITS, cpu_flags, cpu_has_bf16, prepare
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Settings:
     """What to measure, and where to put it."""
 
     only: str = ""
-    """Some parts, by comma: sizes return ring population replay warm peers roofline scaling
+    """Some parts, by comma: sizes bf16 return ring population replay warm peers roofline scaling
     devices processes."""
     out: Path = Path("bench")
     """Folder of latest.json and latest.md."""
@@ -47,14 +47,14 @@ class Settings:
 
 
 CHEETAH = "--env CheetahRun --num-envs 128 --critic-updates 2 --policy-updates 1"
-CHEETAH += " --num-atoms 101 --n-step 1"  # one step, as the sketch
+CHEETAH += " --num-atoms 101 --n-step 1 --cdq"  # FastTD3's own settings; one step, as the sketch
 SIZES = {
     "cheetah_small": f"{CHEETAH} --batch-size 2048 --critic-hidden 256 --actor-hidden 128",
     "cheetah_large": f"{CHEETAH} --batch-size 4096 --critic-hidden 1024 --actor-hidden 512",
     "g1": "--env G1JoystickFlatTerrain --num-envs 64 --no-sketch",
 }
-SIZES |= {f"{name}_bf16": f"{SIZES[name]} --compute bf16" for name in list(SIZES)[:2]}
-RING = f"{CHEETAH} --batch-size 2048 --critic-hidden 256 --actor-hidden 128"
+BF16 = {f"{name}_bf16": f"{SIZES[name]} --compute bf16" for name in list(SIZES)[:2]}
+RING = SIZES["cheetah_small"]
 
 
 def say(line: str) -> None:
@@ -75,13 +75,23 @@ def bench(flags: str) -> dict[str, Any]:
 # --- parts --------------------------------------------------------------------------------------
 
 
-def sizes(cfg: Settings) -> dict[str, Any]:
-    """Shares of the limits, and the sketch beside."""
+def measured(sizes: dict[str, str], cfg: Settings) -> dict[str, Any]:
+    """`jaxtd3 bench` at some sizes; eager PyTorch beside it where there is a sketch."""
     torch = " --torch" if importlib.util.find_spec("torch") else ""
     return {
         name: bench(f"{flags} --rounds {cfg.rounds}{torch if 'Cheetah' in flags else ''}")
-        for name, flags in SIZES.items()
+        for name, flags in sizes.items()
     }
+
+
+def sizes(cfg: Settings) -> dict[str, Any]:
+    """Shares of the limits, and the sketch beside."""
+    return measured(SIZES, cfg)
+
+
+def bf16(cfg: Settings) -> dict[str, Any]:
+    """The same with bf16 products, against the sketch in f32."""
+    return measured(BF16, cfg)
 
 
 def returns(cfg: Settings) -> dict[str, Any]:
@@ -187,6 +197,7 @@ def warm(cfg: Settings) -> dict[str, Any]:
 
 PARTS: dict[str, Callable[[Settings], dict[str, Any]]] = {
     "sizes": sizes,
+    "bf16": bf16,
     "return": returns,
     "ring": ring,
     "population": population,
@@ -206,7 +217,10 @@ def chosen(only: str) -> list[str]:
     for name in asked:
         if name not in PARTS:
             raise UserError(nearest("part", name, PARTS))
-    return [name for name in PARTS if not asked or name in asked]
+    if asked:
+        return [name for name in PARTS if name in asked]
+    # what a machine with bf16 units measured is not overwritten by one without, unless asked for
+    return [name for name in PARTS if name != "bf16" or cpu_has_bf16()]
 
 
 def machine() -> dict[str, Any]:
@@ -219,7 +233,8 @@ def machine() -> dict[str, Any]:
         named = [s for s in cpuinfo.read_text().splitlines() if s.startswith("model name")]
         model = named[0].split(":", 1)[1].strip() if named else model
     versions = {name: metadata.version(name) for name in ("jax", "jaxlib", "brax", "mujoco-mjx")}
-    return {"cpu": model, "cores": os.cpu_count(), **versions}
+    known = [name for name in ("avx2", "avx512f", *BF16_UNITS) if name in cpu_flags()]
+    return {"cpu": " ".join([model, *known[-1:]]), "cores": os.cpu_count(), **versions}
 
 
 def now() -> str:

@@ -153,6 +153,7 @@ def devices(found: Found) -> str:
 
 SECTIONS: dict[str, tuple[str, Callable[[Found], str]]] = {
     "sizes": ("Against the machine's limits", sizes),
+    "bf16": ("The same with bf16 products", sizes),
     "return": ("Wall time to a return", returns),
     "ring": ("The ring", axes),
     "population": ("Eight seeds as one program", flat),

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
@@ -12,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
-from jaxtd3.startup import is_jaxlib_010
+from jaxtd3.startup import cpu_has_bf16, is_jaxlib_010
 from jaxtd3.types import Array
 
 
@@ -108,13 +106,3 @@ def compiler_options(compute: str) -> dict[str, str]:
     """
     wanted = compute == "bf16" and jax.default_backend() == "cpu" and cpu_has_bf16()
     return dict(CPU_KERNELS) if wanted and is_jaxlib_010() else {}
-
-
-@functools.cache
-def cpu_has_bf16() -> bool:
-    """Whether the CPU multiplies bf16 numbers by itself."""
-    try:
-        said = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return False
-    return bool({"avx512_bf16", "amx_bf16"} & set(said.split()))

@@ -1,7 +1,9 @@
-"""What must be set before JAX starts: a compiler fix, the compile cache, Python's own collector."""
+"""What must be set, and can be known, before JAX starts: a compiler fix, the compile cache,
+Python's own collector, what the CPU can do."""
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib.metadata
 import logging
@@ -54,6 +56,23 @@ def default_cache() -> Path:
     base = os.environ.get("XDG_CACHE_HOME")
     root = Path(base) if base else Path(os.path.expanduser("~")) / ".cache"
     return root / "jaxtd3" / "jax"
+
+
+BF16_UNITS = ("avx512_bf16", "amx_bf16")
+
+
+def cpu_has_bf16() -> bool:
+    """Whether the CPU multiplies bf16 numbers by itself."""
+    return not cpu_flags().isdisjoint(BF16_UNITS)
+
+
+@functools.cache
+def cpu_flags() -> frozenset[str]:
+    """What Linux says that the CPU can do; elsewhere nothing."""
+    try:
+        return frozenset(Path("/proc/cpuinfo").read_text().split())
+    except OSError:
+        return frozenset()
 
 
 def is_jaxlib_010() -> bool:
