@@ -17,6 +17,7 @@ from jaxtd3 import (
     bench,
     bench_count,
     bench_measure,
+    bench_operations,
     bench_overhead,
     bench_peers,
     bench_processes,
@@ -521,15 +522,44 @@ def test_mistakes_are_one_line(flags, says, capsys, tmp_path, monkeypatch):
         "--scaling --axes envs,fill",
         "--roofline 4090",
         "--breakdown",
+        "--operations",
     ],
 )
-def test_other_modes_run(flags, capsys, tmp_path):
+def test_other_modes_run(flags, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("PJRT_NPROC", "2")  # JAX runs already; others are not to inherit one thread
     sizes = [f"--{k.replace('_', '-')}={v}" for k, v in SMALL.items()]
     quick = ["--rounds", "2", "--seconds", "0.02", "--plot", str(tmp_path / "s.png")]
     argv = ["bench", "--env", "Pendulum", *sizes, *quick, *flags.split(), "--json"]
     assert cli.main(argv) == 0
     assert json.loads(capsys.readouterr().out)["env"] == "Pendulum"
     assert (tmp_path / "s.png").exists() == ("scaling" in flags)
+
+
+def test_an_operation_is_known_by_what_it_holds():
+    text = """
+%fused (a: f32[2]) -> f32[2] {
+  %a = f32[2]{0} parameter(0)
+  ROOT %e.1 = f32[2]{0} exponential(%a), metadata={op_name="jit(f)/exp"}
+}
+ENTRY %main (x: f32[2,2]) -> f32[2] {
+  %d.1 = f32[2,2]{1,0} dot(%x, %x), metadata={op_name="jit(f)/Actor/dot_general"}
+  %s.1 = f32[2]{0} fusion(%d.1), kind=kLoop, calls=%fused, metadata={op_name="jit(f)/sub"}
+  ROOT %m.1 = f32[2]{0} maximum(%s.1, %s.1), metadata={op_name="jit(f)/jit(relu)/max"}
+}"""
+    known = bench_operations.describe(text)
+    kinds = {name: bench_operations.kind_of(known[name]) for name in ("d.1", "s.1", "m.1")}
+    assert kinds == {
+        "d.1": bench_operations.PRODUCTS,
+        "s.1": "softmax and cross-entropy",
+        "m.1": "bias, activation and their gradients",
+    }
+    assert bench_operations.kind_of("add | jit(f)/add") == bench_operations.OTHER
+
+
+def test_time_within_an_operation_is_not_counted_twice():
+    events = [("loop", 0, 10), ("body", 1, 3), ("body", 5, 3), ("inner", 6, 1), ("next", 10, 2)]
+    spent = bench_operations.own_seconds(bench_operations.Event(*e) for e in events)
+    assert spent == {"loop": 4, "body": 5, "inner": 1, "next": 2}
 
 
 @pytest.mark.slow

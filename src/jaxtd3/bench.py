@@ -5,6 +5,7 @@ jaxtd3 bench --env NAME --peers            brax SAC, brax PPO, sbx TD3 on the sa
 jaxtd3 bench --roofline a100               predicted from counts for a GPU that is not here
 jaxtd3 bench --env NAME --scaling          growth with envs, batch, ring, updates, fill
 jaxtd3 bench --env NAME --breakdown        the pieces of an iteration, each alone
+jaxtd3 bench --env NAME --operations       what the compiled updates spend their time on
 jaxtd3 bench --env NAME --over-devices 1,2 growth with devices
 jaxtd3 bench --env NAME --population 8     a member's cost beside a single run's
 jaxtd3 bench --env NAME --replay-cost      prioritised replay beside uniform
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -38,6 +40,8 @@ def bench_command(args: Bench, given: Mapping[str, Any]) -> int:
         from jaxtd3.startup import split_cpu
 
         split_cpu(max(device_list(args.over_devices)))
+    if args.operations:
+        os.environ.setdefault("PJRT_NPROC", "1")  # threads; read when JAX starts
     result, lines = MODES[mode](args, settings(args, given, mode))
     if args.json:
         print(json.dumps(result))
@@ -167,6 +171,15 @@ def breakdown(args: Bench, config: Config) -> Report:
     return result, [describe(config), *bench_breakdown.lines(result)]
 
 
+def operations(args: Bench, config: Config) -> Report:
+    from jaxtd3 import bench_operations
+    from jaxtd3.parts import build
+
+    tell("compiling, then tracing some calls")
+    result = bench_operations.operations(build(config), args.chunk)
+    return result, [describe(config), *bench_operations.lines(result)]
+
+
 def over_devices(args: Bench, config: Config) -> Report:
     from jaxtd3 import bench_scaling
 
@@ -196,6 +209,7 @@ MODES: dict[str, Callable[[Bench, Config], Report]] = {
     "roofline": roofline,
     "scaling": scaling,
     "breakdown": breakdown,
+    "operations": operations,
     "over_devices": over_devices,
     "population": population,
     "replay_cost": replay_cost,

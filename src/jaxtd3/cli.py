@@ -239,6 +239,8 @@ class Bench:
     """With --scaling: picture to write (scaling.png)."""
     breakdown: Switch = False
     """The pieces of an iteration, each timed alone, instead."""
+    operations: Switch = False
+    """What the compiled updates spend their time on, on one thread, instead."""
     over_devices: Annotated[str | None, shown("N,N")] = None
     """How time divides over numbers of devices, such as 1,2,4; a CPU is split into as many."""
     population: Count = None
