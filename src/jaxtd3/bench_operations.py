@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,9 +72,9 @@ def describe(text: str) -> dict[str, str]:
     }
 
 
-def own_seconds(events: Iterable[Event]) -> Counter[str]:
+def own_seconds(events: Iterable[Event]) -> dict[str, float]:
     """Seconds of each name in one thread, without what ran within it under another name."""
-    spent: Counter[str] = Counter()
+    spent: dict[str, float] = defaultdict(float)
     open_: list[Event] = []
     for event in sorted(events, key=lambda e: (e.start, -e.seconds)):
         while open_ and event.start >= open_[-1].start + open_[-1].seconds:
@@ -86,14 +86,15 @@ def own_seconds(events: Iterable[Event]) -> Counter[str]:
     return spent
 
 
-def recorded(folder: Path, known: Mapping[str, str]) -> Counter[str]:
+def recorded(folder: Path, known: Mapping[str, str]) -> dict[str, float]:
     """Seconds of every instruction of a program in the trace that JAX wrote into a folder."""
-    spent: Counter[str] = Counter()
+    spent: dict[str, float] = defaultdict(float)
     for path in folder.rglob("*.xplane.pb"):
         for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
             for line in plane.lines:
                 events = (Event(e.name, e.start_ns / 1e9, e.duration_ns / 1e9) for e in line.events)
-                spent.update(own_seconds(e for e in events if e.name in known))
+                for name, seconds in own_seconds(e for e in events if e.name in known).items():
+                    spent[name] += seconds
     return spent
 
 
