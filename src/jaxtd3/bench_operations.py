@@ -111,6 +111,8 @@ def operations(parts: Parts, length: int = 10, calls: int = 3) -> dict[str, Any]
             for _ in range(calls):
                 held.through(chunk)
         spent = recorded(Path(folder), known)
+    if not spent:
+        raise UserError("--operations: this jaxlib's trace does not name the program's operations")
     kinds = dict.fromkeys(KINDS, 0.0)
     for name, seconds in spent.items():
         kinds[kind_of(known[name])] += 1e3 * seconds / (calls * length)
