@@ -1,5 +1,7 @@
 """Python that is slow to trace is run once, and what it did is the same wherever it is replayed."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,6 +32,11 @@ def arguments(*batch: int):
 
 def equal(a, b):
     jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def near(a, b):
+    """To the last bit or two: one product of matrices sums otherwise than many of vectors."""
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6), a, b)
 
 
 def test_replayed_alone_batched_compiled_and_sharded():
@@ -97,11 +104,11 @@ def test_even_vmap_is_vmap_whatever_has_the_axis():
     xs = arguments(5)[1] * jnp.arange(5.0)[:, None]
     axes = ({"a": None, "b": None}, 0)
     wanted = jax.vmap(Counted(), axes)(tree, xs)
-    equal(jax.vmap(even, axes)(tree, xs), wanted)
+    near(jax.vmap(even, axes)(tree, xs), wanted)
     equal(even(tree, x), Counted()(tree, x))
     trees = arguments(5)[0]
-    equal(jax.vmap(even, (0, None))(trees, x), jax.vmap(Counted(), (0, None))(trees, x))
-    equal(jax.jit(jax.vmap(even))(trees, xs), jax.jit(jax.vmap(Counted()))(trees, xs))
+    near(jax.vmap(even, (0, None))(trees, x), jax.vmap(Counted(), (0, None))(trees, x))
+    near(jax.jit(jax.vmap(even))(trees, xs), jax.jit(jax.vmap(Counted()))(trees, xs))
     assert counted.calls == 1
 
 
