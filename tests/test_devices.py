@@ -183,6 +183,8 @@ def test_two_processes_learn_and_one_may_die(tmp_path, pairs, goal):
     assert code != 0
     assert "another process is gone" in pair.text(0), pair.text(0)[-2000:]
     assert "Traceback" not in pair.text(0)
+    assert summary(run)["status"] == "failed"
+    assert not (run / "report.html").exists()  # it has no time for pictures: see finish.crash
 
     until = checkpoints(run)[-1] + every
     done = train(*words, "--resume", "--iterations", str(until))
@@ -190,6 +192,7 @@ def test_two_processes_learn_and_one_may_die(tmp_path, pairs, goal):
     assert "saved on 2 devices, goes on with 1" in done.stdout
     assert summary(run)["iterations"] == until
     assert summary(run)["final_return"] >= goal
+    assert (run / "report.html").exists()
 
 
 @pytest.mark.slow

@@ -163,7 +163,8 @@ class CheckpointStore:
 
     def last_good(self) -> str:
         """Where the newest good checkpoint is, for people."""
-        good = (info.path for info in self.list() if info.good)
+        self.wait()
+        good = (path for path in _checkpoints(self.directory) if not verify(path))
         return next((f"last good checkpoint: {path}" for path in good), "no checkpoint yet")
 
     def _write(self, iteration: int, arrays: dict[str, Any], text: str) -> None:

@@ -108,9 +108,10 @@ def params_sha256(agent: Any) -> str:
 def crash(session: Session, error: Exception) -> dict[str, Any]:
     """What nobody expected: a summary with one line about it, the rest in crash.txt."""
     line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    lost = distributed.several() and distributed.is_loss(error)
     if "RESOURCE_EXHAUSTED" in line:
         line = "out of memory: lower --num-envs, --length or --batch-size"
-    elif distributed.several() and distributed.is_loss(error):
+    elif lost:
         line = f"another process is gone: go on with --resume ({line[:120]})"
     if not distributed.is_first():
         session.error = line
@@ -119,7 +120,11 @@ def crash(session: Session, error: Exception) -> dict[str, Any]:
         (session.run_dir / CRASH_FILE).write_text("".join(traceback.format_exception(error)))
     session.error = f"{line} (see {CRASH_FILE}); {session.store.last_good()}"
     summary = summarize(session, None, "failed")
-    write_artifacts(session, None, "failed", summary)
+    if lost:  # JAX ends this process soon, with a trace: be gone before, curves come on resuming
+        with contextlib.suppress(OSError):
+            write_summary(session.run_dir, summary)
+    else:
+        write_artifacts(session, None, "failed", summary)
     return summary
 
 
