@@ -264,6 +264,18 @@ def test_help_and_mistakes_load_nothing_heavy():
     assert done.returncode == 0, done.stderr
 
 
+def test_an_environment_of_ones_own_loads_no_mujoco():
+    code = (
+        "import sys, jaxtd3, jaxtd3.trainer; from jaxtd3.parts import build;"
+        "jaxtd3.register_env('Mine', jaxtd3.Pendulum);"
+        "build(jaxtd3.preset('Mine', num_envs=4, length=16, batch_size=4));"
+        "heavy = {'mujoco', 'mujoco_playground', 'brax'} & set(sys.modules);"
+        "sys.exit(str(heavy) if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_package_fetches_its_names_lazily():
     import jaxtd3
 

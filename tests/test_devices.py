@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -156,12 +157,18 @@ def checkpoints(run: Path) -> list[int]:
     return sorted(int(path.name) for path in run.glob("checkpoints/*") if path.name.isdigit())
 
 
-@pytest.mark.parametrize("goal", [0, pytest.param(900, marks=pytest.mark.slow)])
-def test_two_processes_learn_and_one_may_die(tmp_path, pairs, goal):
-    """CartpoleBalance by two processes; one is killed, the other ends, one goes on."""
+@pytest.mark.parametrize(
+    ("env", "goal", "every"),
+    [
+        (["Pendulum", *SMALL, "--log-every", "10"], -math.inf, 50),
+        pytest.param(["CartpoleBalance"], 900, 250, marks=pytest.mark.slow),
+    ],
+    ids=["short", "learning"],
+)
+def test_two_processes_learn_and_one_may_die(tmp_path, pairs, env, goal, every):
+    """Two processes train until there is a checkpoint; one is killed, one ends, one goes on."""
     run = tmp_path / "run"
-    words = ["--env", "CartpoleBalance", "--run-dir", str(run), "--no-video"]
-    every = 250 if goal else 50
+    words = ["--run-dir", str(run), "--no-video", "--env", *env]
     pair = Pair(tmp_path, *words, "--iterations", "100000", "--checkpoint-every", str(every))
     pairs.append(pair)
 

@@ -109,7 +109,7 @@ def returns(cfg: Settings) -> dict[str, Any]:
 def entries(cfg: Settings) -> tuple[list[tuple[str, float, float]], list[str]]:
     """The races, each (env, return, seconds), and who runs in them."""
     from jaxtd3.bench_return import CONTENDERS
-    from jaxtd3.envs import env_names
+    from jaxtd3.envs.registry import check_env
 
     names = [name for name in cfg.contenders.split(",") if name]
     for name in names:
@@ -122,8 +122,7 @@ def entries(cfg: Settings) -> tuple[list[tuple[str, float, float]], list[str]]:
             races.append((env, float(goal), float(limit)))
         except ValueError as error:
             raise UserError(f"race {text!r} is not ENV:RETURN:SECONDS") from error
-        if env not in env_names():
-            raise UserError(nearest("env", env, env_names()))
+        check_env(env)
     return races, names
 
 

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from jaxtd3.config import Config
-from jaxtd3.envs.registry import env_names
+from jaxtd3.envs.registry import check_env, is_own
 from jaxtd3.errors import UserError, nearest
 
 Changes = Mapping[str, Any]
@@ -298,6 +298,8 @@ def tuned_reward(env: str) -> Mapping[str, float]:
 
 def suite_of(env: str) -> str:
     """locomotion, manipulation, dm_control or own."""
+    if is_own(env):
+        return "own"
     from mujoco_playground import dm_control_suite, locomotion, manipulation
 
     suites = {
@@ -310,8 +312,7 @@ def suite_of(env: str) -> str:
 
 def preset(env: str, algo: str = "fasttd3", profile: str = "auto", **changes: Any) -> Config:
     """The settings for an environment, with `changes` by field name (`num_envs=64`)."""
-    if env not in env_names():
-        raise UserError(nearest("env", env, env_names()))
+    check_env(env)
     if algo not in ALGORITHMS:
         raise UserError(nearest("algo", algo, ALGORITHMS))
     if profile == "auto":

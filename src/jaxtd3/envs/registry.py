@@ -1,4 +1,7 @@
-"""Environments by name: Playground's, and those a user registers."""
+"""Environments by name: Playground's, and those a user registers.
+
+Playground and MJX take seconds to import: only a name that is not registered asks for them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ from jax.sharding import Mesh
 from jaxtd3.envs.base import EnvConfig, batch_env
 from jaxtd3.envs.cruise import Cruise
 from jaxtd3.envs.pendulum import Pendulum
-from jaxtd3.envs.playground import load_playground, playground_names
 from jaxtd3.errors import UserError, nearest
 from jaxtd3.types import BatchEnv, Env
 
@@ -38,14 +40,27 @@ def register_env(name: str, make: Callable[[], Env]) -> None:
     _OWN[name] = make
 
 
+def is_own(name: str) -> bool:
+    """True for a registered environment, which comes before Playground's of the same name."""
+    return name in _OWN
+
+
 def env_names() -> tuple[str, ...]:
     """Every environment that can be asked for."""
+    from jaxtd3.envs.playground import playground_names
+
     return (*_OWN, *playground_names())
+
+
+def check_env(name: str) -> None:
+    """Refuse an unknown name with the nearest known one."""
+    if not is_own(name) and name not in env_names():
+        raise UserError(nearest("env", name, env_names()))
 
 
 def reward_kind(name: str) -> str:
     """Whether an environment's reward is a weighted sum, told without loading it."""
-    if name in _OWN:
+    if is_own(name):
         return "weighted sum" if _OWN[name]().spec.reward_terms else "fixed"
     if any(fnmatchcase(name, pattern) for pattern in UNTOLD):
         return "told when loaded"
@@ -54,10 +69,11 @@ def reward_kind(name: str) -> str:
 
 def make_env(cfg: EnvConfig, mesh: Mesh | None = None) -> BatchEnv:
     """The training environment that `cfg` describes, spread over the devices of a mesh."""
-    if cfg.name in _OWN:
+    if is_own(cfg.name):
         if cfg.sim_dt is not None:
             raise UserError(f"{cfg.name} has no physics step to set: leave sim_dt away")
         return batch_env(_OWN[cfg.name](), cfg, mesh)
-    if cfg.name not in playground_names():
-        raise UserError(nearest("env", cfg.name, env_names()))
+    check_env(cfg.name)
+    from jaxtd3.envs.playground import load_playground
+
     return batch_env(load_playground(cfg), cfg, mesh)
