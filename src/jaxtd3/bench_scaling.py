@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
 from jaxtd3.bench_count import update_step
 from jaxtd3.bench_programs import Held, full_state, with_fill
@@ -20,6 +23,7 @@ from jaxtd3.plots import LIGHT
 from jaxtd3.sharding import AXIS, WHOLE
 
 LENGTH = 10  # iterations per timed chunk
+SPAN = 8.0  # a picture's least ratio of top to bottom
 
 
 class Point(NamedTuple):
@@ -259,30 +263,41 @@ def device_lines(result: Mapping[str, Any]) -> list[str]:
 
 def plot(result: Mapping[str, Any], path: Path) -> None:
     """Time and memory against every axis, both on log scales."""
-    from matplotlib.figure import Figure
-
     axes = result["axes"]
     picture = Figure(figsize=(3.2 * len(axes), 5.2), layout="constrained", facecolor=LIGHT.paper)
     grid = picture.subplots(2, len(axes), squeeze=False)
+    grid[0][0].set_ylabel("ms per iteration", fontsize=8)
+    grid[1][0].set_ylabel("MiB", fontsize=8)
     for column, (name, axis) in enumerate(axes.items()):
-        middle = [m["median"] for m in axis["milliseconds"]]
-        low = [m["low"] for m in axis["milliseconds"]]
-        high = [m["high"] for m in axis["milliseconds"]]
         top, bottom = grid[0][column], grid[1][column]
-        top.fill_between(axis["x"], low, high, color=LIGHT.lines[0], alpha=0.2)
-        top.loglog(axis["x"], middle, marker="o", color=LIGHT.lines[0])
+        low, middle, high = (
+            [one[key] for one in axis["milliseconds"]] for key in ("low", "median", "high")
+        )
+        top.fill_between(axis["x"], low, high, color=LIGHT.lines[0], alpha=0.2, linewidth=0)
+        draw_growth(top, axis["x"], middle, name, LIGHT.lines[0])
         top.set_title(f"time ~ {name}^{axis['time_exponent']:.2f}", fontsize=9)
-        top.set_ylabel("ms per iteration" if column == 0 else "", fontsize=8)
-        if "memory_bytes" in axis:
-            size = [n / 2**20 for n in axis["memory_bytes"]]
-            bottom.loglog(axis["x"], size, marker="o", color=LIGHT.lines[1])
-            bottom.set_title(f"memory ~ {name}^{axis['memory_exponent']:.2f}", fontsize=9)
-            bottom.set_ylabel("MiB" if column == 0 else "", fontsize=8)
-        else:
+        if "memory_bytes" not in axis:
             bottom.axis("off")
-        for panel in (top, bottom):
-            panel.set_xlabel(name, fontsize=8)
-            panel.tick_params(labelsize=8)
-            panel.grid(color=LIGHT.faint, linewidth=0.6, which="both")
+            continue
+        sizes = [size / 2**20 for size in axis["memory_bytes"]]
+        draw_growth(bottom, axis["x"], sizes, name, LIGHT.lines[1])
+        bottom.set_title(f"memory ~ {name}^{axis['memory_exponent']:.2f}", fontsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)
     picture.savefig(path, dpi=120)
+
+
+def draw_growth(panel: Axes, x: Sequence[float], y: Sequence[float], name: str, color: str) -> None:
+    """One curve on log scales, a tick at every point measured; what is flat looks flat."""
+    panel.loglog(x, y, marker="o", color=color)
+    panel.set_xticks(x)
+    panel.xaxis.set_major_formatter("{x:,.0f}")
+    panel.xaxis.set_minor_locator(NullLocator())
+    low, high = panel.get_ylim()
+    spare = max(1.0, SPAN / (high / low)) ** 0.5
+    panel.set_ylim(low / spare, high * spare)
+    panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    panel.yaxis.set_major_formatter("{x:g}")
+    panel.yaxis.set_minor_formatter(NullFormatter())
+    panel.set_xlabel(name, fontsize=8)
+    panel.tick_params(labelsize=8)
+    panel.grid(color=LIGHT.faint, linewidth=0.6)
