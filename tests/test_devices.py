@@ -10,11 +10,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import pytest
 
-from jaxtd3 import distributed
+from jaxtd3 import distributed, finish
 from jaxtd3.bench_processes import free_port
 
 ROOT = Path(__file__).parent.parent
@@ -108,6 +109,26 @@ def test_half_a_description_is_refused(words, said, tmp_path):
 )
 def test_a_lost_process_is_told_from_other_errors(error, lost):
     assert distributed.is_loss(error) == lost
+
+
+@pytest.mark.parametrize(
+    ("said", "line", "pictures"),
+    [
+        ("UNKNOWN: Gloo all-reduce failed", "another process is gone", False),
+        ("RESOURCE_EXHAUSTED: 8 GiB", "out of memory", True),  # the others live: there is time
+    ],
+)
+def test_only_a_lost_process_costs_the_report(said, line, pictures, tmp_path, monkeypatch):
+    drawn = []
+    store = SimpleNamespace(last_good=lambda: "no checkpoint yet")
+    session = SimpleNamespace(run_dir=tmp_path, store=store, error=None)
+    monkeypatch.setattr(distributed, "several", lambda: True)
+    monkeypatch.setattr(finish, "summarize", lambda session, state, status: {"status": status})
+    monkeypatch.setattr(finish, "write_artifacts", lambda *args: drawn.append(args))
+    finish.crash(session, jax.errors.JaxRuntimeError(said))
+    assert session.error.startswith(line)
+    assert bool(drawn) == pictures
+    assert (tmp_path / "summary.json").exists() != pictures  # else written with the pictures
 
 
 # --- two processes ------------------------------------------------------------------------------

@@ -108,8 +108,9 @@ def params_sha256(agent: Any) -> str:
 def crash(session: Session, error: Exception) -> dict[str, Any]:
     """What nobody expected: a summary with one line about it, the rest in crash.txt."""
     line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-    lost = distributed.several() and distributed.is_loss(error)
-    if "RESOURCE_EXHAUSTED" in line:
+    full = "RESOURCE_EXHAUSTED" in line
+    lost = not full and distributed.several() and distributed.is_loss(error)
+    if full:
         line = "out of memory: lower --num-envs, --length or --batch-size"
     elif lost:
         line = f"another process is gone: go on with --resume ({line[:120]})"
