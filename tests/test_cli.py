@@ -233,7 +233,9 @@ def test_settings_in_order(tmp_path):
         return settings(*flags.parse(flags.with_sections(cli.Train), argv, "test"))[0]
 
     plain = resolve("--env", "Pendulum", "--profile", "cpu")
-    assert plain == preset("Pendulum", profile="cpu")
+    assert plain == preset("Pendulum", profile="cpu")  # it has no physics to name
+    assert resolve("--env", "CartpoleBalance", "--impl", "jax").env.impl == "jax"
+    assert resolve("--env", "CartpoleBalance").env.impl == "native"
     preset("Pendulum", profile="cpu", gamma=0.9, num_envs=8).save(tmp_path / "config.json")
     file = ("--config", str(tmp_path / "config.json"))
     assert resolve(*file).agent.gamma == 0.9
@@ -302,6 +304,7 @@ def test_envs(capsys):
     assert len(rows) > 50
     assert rows[0] == {
         "env": "Pendulum",
+        "physics": "own",
         "reward": "weighted sum",
         "profile": "gpu",
         "iterations": 2000,
@@ -309,8 +312,11 @@ def test_envs(capsys):
         "batch": 32768,
         "gamma": 0.99,
     }
+    assert {row["physics"] for row in rows[2:]} == {"native"}  # on a CPU
     assert cli.main(["envs", "--env", "Pendulum"]) == 0
-    assert "angle=-1, velocity=-0.1, effort=-0.004" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "angle=-1, velocity=-0.1, effort=-0.004" in printed
+    assert "physics         own\n" in printed
 
 
 def test_doctor(capsys, monkeypatch):

@@ -150,6 +150,8 @@ def test_other_settings_for_a_resumed_run():
         ({"noise": "geometrc"}, "geometric"),
         ({"noise_correlation": 1.5}, "noise_correlation=1.5"),
         ({"noise_decay": -0.1}, "noise_decay"),
+        ({"noise_hold": -1}, "noise_hold=-1"),
+        ({"noise_hold": 16, "noise_correlation": 0.5}, "only one of them"),
         ({"noise_steps": 0}, "noise_steps"),
         ({"noise": "geometric", "sigma_max": 1.0}, "less than 1"),
         ({"sigma_min": 0.5, "sigma_max": 0.4}, "sigma_min=0.5"),
@@ -172,7 +174,33 @@ def test_envs_split_over_devices_keep_their_rungs():
     noise = make_noise(ladder, NoiseHyper(correlation=0.9))
     whole = noise.init(jax.random.key(0), 8, SIZE)
     shards = whole._replace(rung=whole.rung.reshape(4, 2), x=whole.x.reshape(4, 2, SIZE))
-    axes = exploration.NoiseState(0, 0, None, None)
+    axes = exploration.NoiseState(0, 0, None, None, None)
     step = jax.vmap(noise.redraw, (axes, 0, 0), axes)
     out = step(shards, jnp.ones((4, 2), bool), jax.random.split(jax.random.key(1), 4))
     np.testing.assert_array_equal(out.rung.reshape(-1), whole.rung)
+
+
+def test_held_noise_stays_for_a_zeta_distributed_time():
+    times = np.asarray(exploration.zeta_steps(jax.random.key(0), 20_000, 16))
+    assert times.min() == 1
+    assert times.max() == 16
+    share = 1 / np.arange(1, 17) ** 2
+    found = np.bincount(times, minlength=17)[1:] / len(times)
+    np.testing.assert_allclose(found, share / share.sum(), atol=0.012)
+
+
+def test_noise_is_held_and_drawn_anew_together():
+    """Between two draws the offset is the same in every step; a done environment draws at once."""
+    noise = exploration.make_noise(exploration.LADDERS["constant"], NoiseHyper(0.3, 0.3), hold=8)
+    state = noise.init(jax.random.key(0), 64, 2)
+    ended = jnp.zeros(64, bool).at[3].set(True)
+    for t in range(12):
+        before = state
+        state = noise.redraw(state, ended, jax.random.key(100 + t))
+        changed = np.asarray(state.x != before.x).all(axis=1)
+        expected = np.asarray(before.left <= 1) | np.asarray(ended)
+        np.testing.assert_array_equal(changed, expected)
+        np.testing.assert_array_equal(state.left[~expected], before.left[~expected] - 1)
+    assert expected.sum() < 64
+    action = noise.apply(state, jnp.zeros((64, 2)), jax.random.key(1))
+    np.testing.assert_allclose(action, np.clip(0.3 * state.x, -1, 1), rtol=1e-6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from unittest import mock
 
@@ -14,13 +15,14 @@ from mujoco_playground._src import mjx_env
 import jaxtd3
 from jaxtd3.envs import meshes as mesh_module
 from jaxtd3.envs.base import combine_terms
-from jaxtd3.envs.playground import fit_reward_form, load_playground, raw_key
+from jaxtd3.envs.playground import cast_like, fit_reward_form, load_playground, raw_key
 from jaxtd3.parts import build
 
 STEPS = 12
 ROBOTS = [
-    "G1JoystickFlatTerrain",
-    pytest.param("T1JoystickFlatTerrain", marks=pytest.mark.slow),
+    ("G1JoystickFlatTerrain", "native"),
+    pytest.param("T1JoystickFlatTerrain", "native", marks=pytest.mark.slow),
+    pytest.param("G1JoystickFlatTerrain", "jax", marks=pytest.mark.slow),
 ]
 
 
@@ -42,9 +44,15 @@ def stock(name, unit=False):
 
 
 @functools.cache
-def rollout(name):
-    """Two environments, random actions: ours, the stock one and the unit-scale one side by side."""
-    env, plain, unit = load(name), stock(name), stock(name, unit=True)
+def rollout(name, impl):
+    """Two environments, random actions: ours, the stock one and the unit-scale one side by side.
+
+    The stock one steps by MJX as Playground does, or calls the native engine as ours does.
+    """
+    env, plain, unit = load(name, impl=impl), stock(name), stock(name, unit=True)
+    stepping = contextlib.nullcontext
+    if impl == "native":
+        stepping = functools.partial(mock.patch.object, mjx_env, "step", env.physics.step)
 
     def body(carry, key):
         state, obs = carry
@@ -52,7 +60,8 @@ def rollout(name):
         out = env.step(state, action)
         copy = lambda: jax.tree.map(lambda x: x, state.state)  # noqa: E731
         with jax.numpy_rank_promotion("allow"), jax.default_matmul_precision("highest"):
-            theirs = plain.step(copy(), action)
+            with stepping():
+                theirs = plain.step(copy(), action)
             with mock.patch.object(mjx_env, "step", return_value=theirs.data):
                 units = unit.step(copy(), action).metrics  # same physics: compiled once less
         raw = jnp.stack([jnp.float32(units[f"reward/{k}"]) for k in env.spec.reward_terms])
@@ -68,9 +77,9 @@ def rollout(name):
     return env.spec, jax.device_get(run(jax.random.split(jax.random.key(3), 2)))
 
 
-@pytest.mark.parametrize("name", ROBOTS)
-def test_traced_weights_give_the_stock_reward(name):
-    spec, (_, own, terms, theirs, raw, _) = rollout(name)
+@pytest.mark.parametrize(("name", "impl"), ROBOTS)
+def test_traced_weights_give_the_stock_reward(name, impl):
+    spec, (_, own, terms, theirs, raw, _) = rollout(name, impl)
     ours = combine_terms(spec, jnp.asarray(terms), jnp.array(spec.default_weights))
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(own, theirs, rtol=1e-5, atol=1e-6)
@@ -79,13 +88,42 @@ def test_traced_weights_give_the_stock_reward(name):
     assert np.abs(theirs).max() > 0.01
 
 
-@pytest.mark.parametrize("name", ROBOTS)
-def test_the_privileged_part_is_stored_once(name):
-    spec, (obs, *_, (state, privileged)) = rollout(name)
+@pytest.mark.parametrize(("name", "impl"), ROBOTS)
+def test_the_privileged_part_is_stored_once(name, impl):
+    spec, (obs, *_, (state, privileged)) = rollout(name, impl)
     assert spec.critic_sees_obs
     np.testing.assert_array_equal(privileged[..., : spec.obs_size], state)
     np.testing.assert_allclose(obs, privileged, rtol=1e-6)
     assert spec.width == privileged.shape[-1]
+
+
+def test_mjx_behind_the_adapter_is_plain_mjx():
+    """Recorded and replayed as it is, MJX takes the steps that Playground takes with it."""
+    from mujoco_playground import registry
+
+    name = "CartpoleBalance"
+    env = load(name, impl="jax")
+    plain = registry.load(name, config_overrides={"impl": "jax"})
+    actions = jax.random.uniform(jax.random.key(1), (STEPS, 1), minval=-1.0)
+
+    def theirs(state, action):
+        with jax.numpy_rank_promotion("allow"), jax.default_matmul_precision("highest"):
+            new = plain.step(state.replace(info=dict(state.info)), action)
+        return cast_like(new, state), (new.obs, new.reward)
+
+    def ours(state, action):
+        out = env.step(state, action)
+        return out.state, (out.obs, out.reward)
+
+    @jax.jit
+    def run(key):
+        state, _ = env.reset(key)
+        return jax.lax.scan(ours, state, actions)[1], jax.lax.scan(theirs, state.state, actions)[1]
+
+    (obs, reward), (stock_obs, stock_reward) = run(jax.random.key(0))
+    np.testing.assert_allclose(obs, stock_obs, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(reward, stock_reward, rtol=1e-5)
+    assert np.ptp(obs[:, 0]) > 1e-3
 
 
 def test_g1_spec():
@@ -212,7 +250,7 @@ def test_randomised_dynamics_differ_between_environments():
 
 
 def test_physics_alone_is_traced_at_highest_precision():
-    env = load("CartpoleBalance")
+    env = load("CartpoleBalance", impl="jax")
     state = jax.eval_shape(lambda k: env.reset(k)[0], jax.random.key(0))
     text = str(jax.make_jaxpr(env.step)(state, jnp.zeros(1)))
     assert "HIGHEST" in text

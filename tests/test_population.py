@@ -17,7 +17,7 @@ import pytest
 import jaxtd3
 from jaxtd3.flat import flat_vmap
 from jaxtd3.population import TRACED, make_population, take_member, with_members
-from jaxtd3.train_step import growing_penalties
+from jaxtd3.train_step import Progress, following_length, growing_penalties, survival
 
 TINY = {
     "num_envs": 4,
@@ -259,10 +259,26 @@ def test_curriculum():
     schedule = growing_penalties(10)
     weights = jnp.array([1.0, -2.0, 0.0])
     for iteration, share in ((0, 0.0), (5, 0.5), (10, 1.0), (99, 1.0)):
-        now = schedule(weights, jnp.int32(iteration))
+        now = schedule(weights, Progress(jnp.int32(iteration), jnp.float32(0)))
         np.testing.assert_allclose(now, [1.0, -2.0 * share, 0.0], atol=1e-7)
     with pytest.raises(ValueError, match="curriculum=-1"):
         config(curriculum=-1)
+
+
+def test_curriculum_that_follows_the_length_of_episodes():
+    schedule = following_length(("alive", "torques", "tracking"), 0.2)
+    weights = jnp.array([10.0, -2.0, 1.0])
+    for lasted, expected in (
+        (0.0, [10.0, -1.0, 1.0]),
+        (0.5, [6.0, -1.5, 1.0]),
+        (1.0, [2.0, -2.0, 1.0]),
+    ):
+        now = schedule(weights, Progress(jnp.int32(0), jnp.float32(lasted)))
+        np.testing.assert_allclose(now, expected, rtol=1e-6)
+    assert survival(jnp.array([0, 50]), 100, None) == 0.5
+    assert survival(jnp.array([90, 90]), 100, None) == 1.0
+    with pytest.raises(ValueError, match="only one of them"):
+        config(curriculum=5, curriculum_length=True)
 
 
 def test_curriculum_rewards_all_data_under_the_weights_of_now():

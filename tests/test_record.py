@@ -9,7 +9,7 @@ import pytest
 
 import jaxtd3
 from jaxtd3 import sharding
-from jaxtd3.flat import even_vmap
+from jaxtd3.envs.physics.mjx import even_vmap
 from jaxtd3.record import record
 
 
@@ -112,18 +112,18 @@ def test_even_vmap_is_vmap_whatever_has_the_axis():
     assert counted.calls == 1
 
 
-def test_physics_is_traced_once_for_reset_step_training_and_evaluation(monkeypatch):
-    from mujoco.mjx._src import forward as mjx_forward
+def test_mjx_is_traced_once_for_reset_step_training_and_evaluation(monkeypatch):
+    from jaxtd3.envs.physics import mjx
 
     calls = []
-    plain = mjx_forward.forward
+    plain = mjx._plain_forward
 
     def counting(model, data):
         calls.append(1)
         return plain(model, data)
 
-    monkeypatch.setattr(mjx_forward, "forward", counting)
-    env = jaxtd3.make_env(jaxtd3.EnvConfig(name="CartpoleBalance", num_envs=4))
+    monkeypatch.setattr(mjx, "_plain_forward", counting)
+    env = jaxtd3.make_env(jaxtd3.EnvConfig(name="CartpoleBalance", num_envs=4, impl="jax"))
     state = jax.eval_shape(env.init, jax.random.key(0))
     action = jax.ShapeDtypeStruct((4, env.spec.action_size), jnp.float32)
     jax.eval_shape(env.step, state, action, jax.random.key(0))

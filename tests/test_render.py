@@ -125,16 +125,29 @@ def test_rollout_follows_policy(cartpole):
     key = jax.random.key(0)
     right = render.rollout(cartpole, AGENT, RIGHT, key, 40)
     left = render.rollout(cartpole, AGENT, LEFT, key, 40)
-    assert {name: x.shape for name, x in right.items()} == {
-        "qpos": (40, 2),
-        "qvel": (40, 2),
-        "mocap_pos": (40, 0, 3),
-        "mocap_quat": (40, 0, 4),
-        "xfrc_applied": (40, 3, 6),
-    }
+    shapes = {name: x.shape for name, x in right.items()}
+    assert shapes == {"qpos": (40, 2), "qvel": (40, 2)}  # nothing else can change
     np.testing.assert_array_equal(right["qpos"][0], left["qpos"][0])
     assert right["qpos"][-1, 0] > right["qpos"][0, 0] + 0.05
     assert left["qpos"][-1, 0] < left["qpos"][0, 0] - 0.05
+
+
+def test_all_that_decides_a_picture_is_kept():
+    """MJX carries everything; native physics what the environment may change."""
+
+    def kept(name, impl, **changes):
+        env = jaxtd3.make_env(jaxtd3.EnvConfig(name=name, impl=impl, num_envs=2, **changes)).env
+        state = jax.eval_shape(lambda key: env.reset(key)[0], jax.random.key(0))
+        return {name: x.shape for name, x in render.trajectory_fields(state).items()}
+
+    pose = {"qpos": (2,), "qvel": (2,)}
+    assert kept("CartpoleBalance", "native") == pose
+    assert kept("CartpoleBalance", "jax") == pose | {
+        "mocap_pos": (0, 3),
+        "mocap_quat": (0, 4),
+        "xfrc_applied": (3, 6),
+    }
+    assert "xfrc_applied" in kept("Go1JoystickFlatTerrain", "native", push=True)
 
 
 def test_no_command_to_hold(cartpole):

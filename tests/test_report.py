@@ -99,7 +99,7 @@ def test_page_has_all_and_needs_nothing(run_dir):
     page = Page(text)
     found = [decode(uri) for uri in page.sources()]  # every reference is inside the page
     pictures = [data for kind, data in found if kind == "image/png"]
-    assert len(pictures) == 6  # curves, terms, losses; light and dark
+    assert len(pictures) == 8  # curves, behaviour, terms, losses; light and dark
     for data in pictures:
         with Image.open(io.BytesIO(data)) as image:
             assert np.asarray(image.convert("L")).std() > 3

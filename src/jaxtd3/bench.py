@@ -1,7 +1,7 @@
 """`jaxtd3 bench`: how near to the machine's limits, beside a plain sketch and beside peers.
 
 jaxtd3 bench --env NAME                    times, limits, facts of the compiled program
-jaxtd3 bench --env NAME --peers            brax SAC, brax PPO, sbx TD3 on the same environment
+jaxtd3 bench --env NAME --peers            brax SAC, brax PPO, sbx TD3, EnvPool, same environment
 jaxtd3 bench --roofline a100               predicted from counts for a GPU that is not here
 jaxtd3 bench --env NAME --scaling          growth with envs, batch, ring, updates, fill
 jaxtd3 bench --env NAME --breakdown        the pieces of an iteration, each alone
@@ -9,6 +9,7 @@ jaxtd3 bench --env NAME --operations       what the compiled updates spend their
 jaxtd3 bench --env NAME --over-devices 1,2 growth with devices
 jaxtd3 bench --env NAME --population 8     a member's cost beside a single run's
 jaxtd3 bench --env NAME --replay-cost      prioritised replay beside uniform
+jaxtd3 bench --env NAME --impl native,jax  physics back ends beside C MuJoCo alone, and EnvPool
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from jaxtd3 import flags
 from jaxtd3.cli import Bench, Train
 from jaxtd3.errors import UserError, nearest
 
@@ -30,6 +32,7 @@ Report = tuple[dict[str, Any], list[str]]
 """What is printed with --json, and without"""
 
 GPU_NAMES = ("a100", "h100", "4090")  # those of bench_roofline.GPUS
+BACK_ENDS = ("native", "jax", "warp")
 
 
 def bench_command(args: Bench, given: Mapping[str, Any]) -> int:
@@ -52,11 +55,28 @@ def bench_command(args: Bench, given: Mapping[str, Any]) -> int:
 
 def chosen_mode(args: Bench) -> str:
     """What is asked for; one thing at a time."""
-    asked = [name for name in MODES if name != "measure" and getattr(args, name)]
+    asked = [name for name in MODES if getattr(args, name, False)]
+    named = ["--" + name.replace("_", "-") for name in asked]
+    if args.envpool or "," in impl_flag(args):
+        asked.append("physics")
+        named.append("--envpool" if args.envpool else "--impl with a list")
     if len(asked) > 1:
-        flags = " and ".join("--" + name.replace("_", "-") for name in asked)
-        raise UserError(f"{flags}: one at a time")
+        raise UserError(f"{' and '.join(named)}: one at a time")
     return asked[0] if asked else "measure"
+
+
+def impl_flag(args: Bench) -> str:
+    """--impl as it was written: a back end, or a list of them."""
+    return flags.flat(args).get("impl", "auto")
+
+
+def back_ends(text: str) -> list[str]:
+    """['native', 'jax'] of 'native,jax', each once; native where none is named."""
+    found = ["native"] if text == "auto" else text.split(",")
+    for name in found:
+        if name not in BACK_ENDS:
+            raise UserError(nearest("back end", name, BACK_ENDS))
+    return list(dict.fromkeys(found))
 
 
 def check_arguments(args: Bench) -> None:
@@ -98,6 +118,8 @@ def settings(args: Bench, given: Mapping[str, Any], mode: str) -> Config:
     if mode == "roofline":
         env, profile = env or "G1JoystickFlatTerrain", profile or "gpu"
         given = {"impl": "jax", **given}
+    if mode == "physics":  # with the environment's own physics step, unless told otherwise
+        given = {"sim_dt": None, **given, "impl": back_ends(impl_flag(args))[0]}
     base = Train(env=env, algo=args.algo, profile=profile, config=args.config)
     config, _ = train.settings(base, given)
     return config
@@ -203,6 +225,14 @@ def replay_cost(args: Bench, config: Config) -> Report:
     return result, [describe(config), *bench_replay.lines(result)]
 
 
+def physics(args: Bench, config: Config) -> Report:
+    from jaxtd3 import bench_physics
+
+    impls = back_ends(impl_flag(args))
+    result = bench_physics.compare(config, impls, args.rounds, args.seconds, args.envpool, tell)
+    return result, bench_physics.lines(result)
+
+
 MODES: dict[str, Callable[[Bench, Config], Report]] = {
     "measure": measure,
     "peers": peers,
@@ -213,6 +243,7 @@ MODES: dict[str, Callable[[Bench, Config], Report]] = {
     "over_devices": over_devices,
     "population": population,
     "replay_cost": replay_cost,
+    "physics": physics,
 }
 
 

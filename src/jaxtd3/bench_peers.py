@@ -1,4 +1,4 @@
-"""Peers on the same environment, machine and run: brax SAC and PPO, and sbx TD3 where installed.
+"""Peers on the same environment, machine and run: brax SAC and PPO; if installed, sbx and EnvPool.
 
 brax runs its own trainers, unchanged, on Playground's environment in Playground's wrapper, with
 Playground's settings for that environment. Two cores cannot hold all of them, so `SCALED` says what
@@ -50,7 +50,7 @@ def playground_env(name: str) -> Any:
 
     if name not in playground_names():
         raise UserError(f"{name} is not one of Playground's environments: brax cannot train on it")
-    return load_playground(EnvConfig(name=name)).unwrapped
+    return load_playground(EnvConfig(name=name, impl="jax")).unwrapped
 
 
 def playground_settings(name: str, algo: str) -> dict[str, Any]:
@@ -192,6 +192,13 @@ def sbx_rates(name: str, rounds: int) -> dict[str, Any]:
     return rows(rates, updates, SETTINGS, ("num_envs", "batch_size", "buffer_size"))
 
 
+def envpool_rates(name: str, rounds: int) -> dict[str, Any]:
+    """EnvPool, which only steps environments."""
+    from jaxtd3.bench_physics import envpool_rates
+
+    return envpool_rates(name, rounds)
+
+
 def rows(
     rates: list[float], updates: float, settings: Mapping[str, Any], names: Sequence[str]
 ) -> dict[str, Any]:
@@ -213,6 +220,7 @@ PEERS = {
     "brax_sac_full": Peer("brax SAC, replay full", lambda env, n: sac_rates(env, n, full=True)),
     "brax_ppo": Peer("brax PPO", ppo_rates),
     "sbx_td3": Peer("sbx TD3", sbx_rates),
+    "envpool": Peer("EnvPool, steps alone", envpool_rates),
 }
 
 

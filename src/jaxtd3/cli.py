@@ -144,15 +144,19 @@ class Evaluate:
     """Run a trained policy without noise, one episode per environment."""
 
     run: Run
-    """Folder of a run."""
+    """Folder of a run, a policy file, or the name of a shipped policy."""
     episodes: Count = None
     """Episodes (as in the run)."""
     seed: Count = None
     """Seed of the episodes (the run's)."""
     best: Switch = False
     """The checkpoint that evaluated best instead of the last one."""
+    impl: Annotated[str, shown("NAMES")] = "auto"
+    """Physics back end: auto, native, jax or warp; several, as native,jax, are compared (auto)."""
+    sim_dt: Annotated[float | None, shown("FLOAT")] = None
+    """Seconds of one physics step (the environment's own)."""
     json: Switch = False
-    """Print one JSON object."""
+    """Print one JSON object; for several back ends, a list."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +164,7 @@ class Render:
     """Film a trained policy."""
 
     run: Run
-    """Folder of a run."""
+    """Folder of a run, a policy file, or the name of a shipped policy."""
     out: Annotated[Path, shown()] = Path("video.mp4")
     """File to write, .mp4 or .gif (video.mp4)."""
     steps: Count = None
@@ -177,12 +181,14 @@ class Render:
 
 @dataclass(frozen=True)
 class Export:
-    """Write a trained policy as ONNX, and compare it with JAX."""
+    """Write a trained policy: as ONNX, compared with JAX, or as a small file of its weights."""
 
     run: Run
-    """Folder of a run."""
+    """Folder of a run, a policy file, or the name of a shipped policy."""
     out: Annotated[Path, shown()] = Path("policy.onnx")
-    """File to write (policy.onnx)."""
+    """File to write, .onnx or .npz (policy.onnx)."""
+    note: Annotated[str | None, shown("TEXT")] = None
+    """What an .npz says of itself: how it was made."""
     best: Switch = False
     """The checkpoint that evaluated best instead of the last one."""
 
@@ -206,7 +212,8 @@ class Bench:
     """Measure speed against the machine's limits, a plain sketch, and peers.
 
     All that is compared runs in turns within one process, round after round, and is told as median
-    and range. Settings come as in `jaxtd3 train`.
+    and range. Settings come as in `jaxtd3 train`. With a list of physics back ends, such as
+    --impl native,jax, their environment steps are compared with each other and with C MuJoCo alone.
     """
 
     env: Name = None
@@ -222,7 +229,7 @@ class Bench:
     torch: Switch = False
     """Time the same work in eager PyTorch beside it; needs PyTorch installed."""
     peers: Switch = False
-    """Compare with brax SAC, brax PPO and sbx TD3 instead."""
+    """Compare with brax SAC, brax PPO, sbx TD3 and EnvPool instead."""
     goal: Annotated[float | None, shown("RETURN")] = None
     """With --peers: time to this return too."""
     limit: Annotated[float, shown("S")] = 600.0
@@ -247,6 +254,8 @@ class Bench:
     """What a member of a population of so many seeds costs, beside a single run."""
     replay_cost: Switch = False
     """What prioritised replay costs beside uniform, instead."""
+    envpool: Switch = False
+    """With a list of back ends as --impl (or native alone): step EnvPool beside them."""
     algo: Name = None
     """Algorithm: fasttd3, fasttd3-simbav2, fasttd3-simnorm, pql, pql-d, apex, gorila (fasttd3)."""
     profile: Name = None

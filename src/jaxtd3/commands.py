@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Mapping
@@ -17,37 +18,52 @@ if TYPE_CHECKING:
 
 
 class Trained(NamedTuple):
-    """A run's policy, ready to act."""
+    """A policy, ready to act."""
 
     config: Config
     env: BatchEnv
     agent: Agent
     state: Any  # AgentState
-    checkpoint: Path
+    source: str  # what it was read from
+    note: str = ""  # what a policy file says of itself
 
 
-def load_trained(run: Path, best: bool) -> Trained:
-    """The policy of a run's last good checkpoint, or of the one that evaluated best."""
+def load_trained(run: Path, best: bool = False, **changes: Any) -> Trained:
+    """The policy of a file, of a shipped name, of a run's last good checkpoint or its best one.
 
+    `changes` are settings of the environment that it shall act in.
+    """
     import jax
 
     from jaxtd3.checkpoint import locate, restore_agent
     from jaxtd3.config import load_config
     from jaxtd3.envs import make_env
     from jaxtd3.envs.base import undisturbed
+    from jaxtd3.policy import fill_agent, find_policy, read_policy
     from jaxtd3.rundir import CONFIG_FILE, require_run
     from jaxtd3.td3 import fast_td3
 
-    run = require_run(run).absolute()
-    config = load_config(run / CONFIG_FILE)
-    checkpoint = best_checkpoint(run) if best else locate(run)[0]
+    file = find_policy(run)
+    if file is not None:
+        policy = read_policy(file)
+        config = policy.config
+    else:
+        run = require_run(run).absolute()
+        config = load_config(run / CONFIG_FILE)
+        checkpoint = best_checkpoint(run) if best else locate(run)[0]
+    config = config.override({"impl": "auto", "physics_threads": 0})  # another machine's choice
     try:
-        env = make_env(undisturbed(config.env))  # as the run's own evaluations
+        quiet = undisturbed(config.env)  # as the run's own evaluations
+        env = make_env(dataclasses.replace(quiet, **changes))
         agent = fast_td3(env.spec, config.agent)
     except ValueError as error:
         raise UserError(str(error)) from error
     template = jax.eval_shape(agent.init, jax.random.key(0))
-    return Trained(config, env, agent, restore_agent(checkpoint, template), checkpoint)
+    if file is not None:
+        state = fill_agent(policy, template, file.name)
+        return Trained(config, env, agent, state, file.name, str(policy.about.get("note", "")))
+    state = restore_agent(checkpoint, template)
+    return Trained(config, env, agent, state, f"checkpoint {checkpoint.name}")
 
 
 def best_checkpoint(run: Path) -> Path:
@@ -67,30 +83,64 @@ def best_checkpoint(run: Path) -> Path:
 
 def evaluate_command(args: Evaluate, given: Mapping[str, Any]) -> int:
     """Run `jaxtd3 evaluate`."""
-    import jax
-
-    from jaxtd3.envs.base import reward_weights
-    from jaxtd3.evaluate import make_evaluate
-    from jaxtd3.parts import run_keys
-
     if args.episodes is not None and args.episodes < 1:
         raise UserError(f"--episodes {args.episodes} is below 1")
     check_seed(args.seed)
-    config, env, agent, state, checkpoint = load_trained(args.run, args.best)
+    results = [evaluate_on(args, impl) for impl in impl_list(args.impl)]
+    if args.json:
+        print(json.dumps(results[0] if len(results) == 1 else results))
+        return 0
+    head = results[0]
+    print(f"{head['env']}, {head['policy']}, {head['episodes']} episodes, seed {head['seed']}")
+    if head["note"]:
+        print(f"  {head['note']}")
+    if len(results) > 1:
+        print(f"  {'':<28}" + "".join(f"{result['impl']:>12}" for result in results))
+    for name in (n for n, value in head.items() if isinstance(value, float)):
+        print(f"  {name:<28}" + "".join(f"{result[name]:12.4f}" for result in results))
+    if head["walks"] is not None:
+        words = ["yes" if result["walks"] else "no" for result in results]
+        print(f"  {'walks':<28}" + "".join(f"{word:>12}" for word in words))
+    return 0
+
+
+def impl_list(text: str) -> list[str]:
+    """["native", "jax"] of "native,jax"."""
+    known = ("auto", "native", "jax", "warp")
+    found = text.split(",")
+    for name in found:
+        if name not in known:
+            raise UserError(nearest("impl", name, known))
+    return found
+
+
+def evaluate_on(args: Evaluate, impl: str) -> dict[str, Any]:
+    """What a policy does on one physics back end."""
+    import jax
+
+    from jaxtd3.envs.base import reward_weights
+    from jaxtd3.envs.registry import physics_of
+    from jaxtd3.evaluate import make_evaluate
+    from jaxtd3.metrics import walks
+    from jaxtd3.parts import run_keys
+
+    changes = {"impl": impl, "sim_dt": args.sim_dt}
+    config, env, agent, state, source, note = load_trained(args.run, args.best, **changes)
     seed = config.run.seed if args.seed is None else args.seed
     episodes = args.episodes or config.run.eval_episodes
     weights = reward_weights(env.spec, config.env.weights)
-    evaluate = make_evaluate(env, agent, episodes)
-    found = jax.device_get(evaluate(state, weights, run_keys(seed).evaluate))
-    metrics = {name: float(value) for name, value in found.items()}
-    if args.json:
-        head = {"env": config.env.name, "checkpoint": checkpoint.name, "seed": seed}
-        print(json.dumps(head | {"episodes": episodes} | metrics))
-        return 0
-    print(f"{config.env.name}, checkpoint {checkpoint.name}, {episodes} episodes, seed {seed}")
-    for name, value in metrics.items():
-        print(f"  {name:<28}{value:12.4f}")
-    return 0
+    found = make_evaluate(env, agent, episodes)(state, weights, run_keys(seed).evaluate)
+    metrics = {name: float(value) for name, value in jax.device_get(found).items()}
+    return {
+        "env": config.env.name,
+        "policy": source,
+        "note": note,
+        "impl": physics_of(config.env.name, impl),
+        "seed": seed,
+        "episodes": episodes,
+        "walks": walks(metrics),
+        **metrics,
+    }
 
 
 def check_seed(seed: int | None) -> None:
@@ -107,7 +157,7 @@ def render_command(args: Render, given: Mapping[str, Any]) -> int:
     check_seed(args.seed)
     if args.steps is not None and args.steps < 1:
         raise UserError(f"--steps {args.steps} is below 1")
-    config, env, agent, state, _ = load_trained(args.run, args.best)
+    config, env, agent, state, *_ = load_trained(args.run, args.best)
     key = run_keys(config.run.seed if args.seed is None else args.seed).render
     command = list(args.command) or None
     out = render_video(
@@ -120,14 +170,39 @@ def render_command(args: Render, given: Mapping[str, Any]) -> int:
 def export_command(args: Export, given: Mapping[str, Any]) -> int:
     """Run `jaxtd3 export`."""
     from jaxtd3.export import export_onnx
+    from jaxtd3.policy import SUFFIX, save_policy
 
     if not args.out.parent.is_dir():
         raise UserError(f"{args.out.parent} is not a folder")
-    config, env, _, state, checkpoint = load_trained(args.run, args.best)
-    about = {"algo": config.algo, "checkpoint": checkpoint.name}
+    config, env, _, state, source, _ = load_trained(args.run, args.best)
+    about = {"algo": config.algo, "source": source}
+    if args.out.suffix == SUFFIX:
+        save_policy(args.out, state, config, about | made_by(args.run, source, args.note))
+        print(f"{args.out}: {args.out.stat().st_size / 1024:.0f} KiB")
+        return 0
     error = export_onnx(env, state, config.agent, args.out, about)
     print(f"{args.out}: differs from JAX by {error:.1e} at most")
     return 0
+
+
+def made_by(run: Path, source: str, note: str | None) -> dict[str, Any]:
+    """Where a policy comes from: steps, training time, what the run's evaluation said of it."""
+    from jaxtd3.finish import versions
+    from jaxtd3.logging import read_rows
+    from jaxtd3.rundir import METRICS_FILE
+
+    known: dict[str, Any] = {"versions": versions()}
+    if note:
+        known["note"] = note
+    number = source.removeprefix("checkpoint ")
+    if run.is_dir() and number.isdigit():
+        rows = [r for r in read_rows(run / METRICS_FILE) if r["iteration"] <= int(number)]
+        known |= {k: rows[-1][k] for k in ("iteration", "env_steps", "seconds") if rows}
+        scores = [r for r in rows if r.get("eval/return") is not None]
+        if scores:
+            last = scores[-1]
+            known["scores"] = {k: v for k, v in last.items() if k.startswith("eval/")}
+    return known
 
 
 # --- envs ---------------------------------------------------------------------------------------
@@ -156,16 +231,18 @@ def envs_command(args: Envs, given: Mapping[str, Any]) -> int:
 def env_row(name: str, profile: str, detailed: bool) -> dict[str, Any]:
     """What is known of an environment: its preset, and with `detailed` what loading it tells."""
     from jaxtd3.envs import make_env
-    from jaxtd3.envs.registry import reward_kind
+    from jaxtd3.envs.registry import physics_of, reward_kind
+    from jaxtd3.layout import describe_layout
     from jaxtd3.presets import preset
 
     config = preset(name, profile=profile)
-    row: dict[str, Any] = {"env": name}
+    row: dict[str, Any] = {"env": name, "physics": physics_of(name)}
     if not detailed:
         row["reward"] = reward_kind(name)
     else:
         try:
-            spec = make_env(config.env).spec
+            env = make_env(config.env)
+            spec = env.spec
         except ValueError as error:
             row["error"] = str(error)
         else:
@@ -176,6 +253,9 @@ def env_row(name: str, profile: str, detailed: bool) -> dict[str, Any]:
                 "episode": spec.episode_length,
                 "reward_terms": dict(zip(spec.reward_terms, spec.default_weights, strict=True)),
             }
+            layout = describe_layout(env.env)
+            if layout:
+                row["layout"] = layout
     return row | {
         "profile": config.profile,
         "iterations": config.run.iterations,
@@ -187,7 +267,8 @@ def env_row(name: str, profile: str, detailed: bool) -> dict[str, Any]:
 
 def describe_value(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{k}={v:g}" for k, v in value.items()) or "not a weighted sum"
+        shown = {k: v if isinstance(v, str) else f"{v:g}" for k, v in value.items()}
+        return ", ".join(f"{k}={v}" for k, v in shown.items()) or "not a weighted sum"
     return str(value)
 
 

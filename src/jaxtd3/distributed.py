@@ -7,8 +7,11 @@ between two chunks, so that no process enters a collective that another never re
 
 from __future__ import annotations
 
+import functools
 import os
+import socket
 import sys
+import zlib
 from collections.abc import Mapping
 from typing import NoReturn
 
@@ -72,6 +75,17 @@ def is_first() -> bool:
 
 def several() -> bool:
     return jax.process_count() > 1
+
+
+@functools.cache
+def processes_here() -> int:
+    """How many of the processes share this machine's cores; all must call it."""
+    if not several():
+        return 1
+    from jax.experimental import multihost_utils
+
+    machine = np.uint32(zlib.crc32(socket.gethostname().encode()))
+    return int(np.sum(multihost_utils.process_allgather(machine) == machine))
 
 
 def highest(value: int) -> int:

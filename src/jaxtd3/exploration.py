@@ -34,6 +34,7 @@ class NoiseHyper(NamedTuple):
 class NoiseState(NamedTuple):
     rung: Array  # [E] place on the ladder, in [0, 1]
     x: Array  # [E, U] correlated noise of unit variance; [E, 0] where noise is white
+    left: Array  # [E] int32, steps until held noise is drawn anew; [0] where it is not held
     age: Array  # [] float32, steps so far
     hyper: NoiseHyper
 
@@ -95,22 +96,35 @@ def sigmas(ladder: Ladder, state: NoiseState) -> Array:
     return ladder.sigma(state.rung, h) * left
 
 
-def make_noise(ladder: Ladder, hyper: NoiseHyper) -> Noise:
-    """Gaussian noise by a ladder: white, or correlated in time where `hyper.correlation` is not 0.
+def zeta_steps(key: Array, num_envs: int, most: int) -> Array:
+    """How long to hold: k = 1 ... most with probability proportional to 1 / k^2: [E]."""
+    share = 1.0 / jnp.arange(1, most + 1, dtype=jnp.float32) ** 2
+    return 1 + jax.random.categorical(key, jnp.log(share), shape=(num_envs,)).astype(jnp.int32)
+
+
+def make_noise(ladder: Ladder, hyper: NoiseHyper, hold: int = 0) -> Noise:
+    """Gaussian noise by a ladder: white, correlated in time where `hyper.correlation` is not 0, or
+    held for a random number of steps, at most `hold`.
 
     Correlated: x' = rho * x + sqrt(1 - rho^2) * N(0, 1), of unit variance at all times and drawn
     anew with every episode; rho = 1 holds one offset for the whole episode.
+    Held: x stays for a time of its own in every environment (`zeta_steps`), then is drawn anew.
     """
-    correlated = hyper.correlation != 0
+    correlated = bool(hold) or hyper.correlation != 0
 
     def init(key: Array, num_envs: int, action_size: int) -> NoiseState:
         x = jnp.zeros((num_envs, 0))
         if correlated:
             key, key_x = jax.random.split(key)
             x = jax.random.normal(key_x, (num_envs, action_size))
+        left = jnp.zeros(0, jnp.int32)
+        if hold:
+            key, key_left = jax.random.split(key)
+            left = zeta_steps(key_left, num_envs, hold)
         return NoiseState(
             rung=ladder.rungs(key, num_envs),
             x=x,
+            left=left,
             age=jnp.zeros(()),
             hyper=NoiseHyper(*(jnp.float32(value) for value in hyper)),
         )
@@ -124,7 +138,16 @@ def make_noise(ladder: Ladder, hyper: NoiseHyper) -> Noise:
 
     def redraw(state: NoiseState, done: Array, key: Array) -> NoiseState:
         state = state._replace(age=state.age + 1)
-        if correlated:
+        if hold:
+            key, key_x, key_left = jax.random.split(key, 3)
+            over = done | (state.left <= 1)
+            fresh = jax.random.normal(key_x, state.x.shape)
+            left = zeta_steps(key_left, done.shape[0], hold)
+            state = state._replace(
+                x=jnp.where(over[:, None], fresh, state.x),
+                left=jnp.where(over, left, state.left - 1),
+            )
+        elif correlated:
             key, key_x = jax.random.split(key)
             rho = jnp.where(done, 0.0, state.hyper.correlation)[:, None]
             fresh = jax.random.normal(key_x, state.x.shape)

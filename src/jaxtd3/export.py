@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import mujoco
 import numpy as np
 
+from jaxtd3.envs.bounds import Bounds, stretch
 from jaxtd3.errors import UserError
 from jaxtd3.onnx_layers import Graph, write_actor
 from jaxtd3.td3 import AgentConfig, fast_td3
@@ -45,12 +46,13 @@ def export_onnx(
     if not out.parent.is_dir():
         raise UserError(f"{out.parent} is not a folder")
     agent_state = jax.device_get(agent_state)
-    model = build(onnx, spec, agent_state, agent_cfg)
+    bounds = None if isinstance(env_or_spec, EnvSpec) else getattr(env_or_spec.env, "bounds", None)
+    model = build(onnx, spec, agent_state, agent_cfg, bounds)
     known = describe(env_or_spec) | dict(metadata or {})
     texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in known.items()}
     onnx.helper.set_model_props(model, texts)
     onnx.checker.check_model(model, full_check=True)
-    error = compare(runtime, model.SerializeToString(), spec, agent_state, agent_cfg)
+    error = compare(runtime, model.SerializeToString(), spec, agent_state, agent_cfg, bounds)
     if not error <= TOLERANCE:
         raise UserError(f"the exported policy differs from JAX's by {error:.1e}: nothing written")
     part = out.with_name(out.name + ".part")
@@ -68,8 +70,10 @@ def _libraries() -> tuple[Any, Any]:
     return onnx, onnxruntime
 
 
-def build(onnx: Any, spec: EnvSpec, agent_state: Any, cfg: AgentConfig) -> Any:
-    """The ONNX model of the actor, normalisation included."""
+def build(
+    onnx: Any, spec: EnvSpec, agent_state: Any, cfg: AgentConfig, bounds: Bounds | None = None
+) -> Any:
+    """The ONNX model of the actor, normalisation included; `bounds`: what its actions stand for."""
     helper, kind = onnx.helper, onnx.TensorProto.FLOAT
     graph = Graph(onnx, INPUT)
     if cfg.normalize_obs:
@@ -77,7 +81,13 @@ def build(onnx: Any, spec: EnvSpec, agent_state: Any, cfg: AgentConfig) -> Any:
         graph.then("Sub", mean)
         graph.then("Div", np.sqrt(var) + np.float32(0.01))
     write_actor(graph, agent_state.actor, cfg)
-    graph.then("Tanh", name=OUTPUT)
+    if bounds is None:
+        graph.then("Tanh", name=OUTPUT)
+    else:
+        action = graph.then("Tanh")
+        above = graph.add("Mul", graph.add("Relu", action), bounds.up)
+        below = graph.add("Mul", graph.add("Relu", graph.add("Neg", action)), bounds.down)
+        graph.add("Sub", above, below, name=OUTPUT)
 
     ends = [
         helper.make_tensor_value_info(label, kind, ["batch", size])
@@ -120,7 +130,14 @@ def _joints(model: mujoco.MjModel) -> dict[str, list[str]]:
     return names
 
 
-def compare(runtime: Any, model: bytes, spec: EnvSpec, agent_state: Any, cfg: AgentConfig) -> float:
+def compare(
+    runtime: Any,
+    model: bytes,
+    spec: EnvSpec,
+    agent_state: Any,
+    cfg: AgentConfig,
+    bounds: Bounds | None = None,
+) -> float:
     """Largest |ONNX - JAX| over observations drawn from the run's statistics."""
     agent = fast_td3(spec, replace(cfg, compute="f32"))  # what the parameters mean, unrounded
     stats = agent_state.obs_stats
@@ -129,7 +146,8 @@ def compare(runtime: Any, model: bytes, spec: EnvSpec, agent_state: Any, cfg: Ag
 
     @jax.jit
     def act(state: Any, obs: Array) -> Array:
-        return agent.act(state, obs)
+        action = agent.act(state, obs)
+        return action if bounds is None else stretch(bounds, action)
 
     with jax.default_matmul_precision("highest"):
         expected = act(agent_state, jnp.asarray(obs))

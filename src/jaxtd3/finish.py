@@ -82,6 +82,7 @@ def summarize(session: Session, state: TrainState | None, status: str) -> dict[s
         "final_return": last.get("eval/return"),
         "best_return": max(returns) if returns else None,
         "final_length": last.get("eval/length"),
+        "walks": bool(last["eval/walks"]) if "eval/walks" in last else None,
         "start_seconds": session.start_seconds,
         "compile_seconds": clock["compile"],
         "train_seconds": clock["train"],

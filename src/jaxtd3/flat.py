@@ -39,22 +39,6 @@ def flat_vmap(function: Callable[..., Any]) -> Callable[..., Any]:
     return batched
 
 
-def even_vmap(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, which a vmap batches over every argument, whichever of them have the axis.
-
-    So one record of the batched function serves all that call it in batches of one size.
-    """
-    single = jax.custom_batching.custom_vmap(function)
-    batched = record(jax.vmap(function))
-
-    @single.def_vmap
-    def rule(size: int, in_batched: Any, *args: Any) -> tuple[Any, Any]:
-        out = batched(*spread(args, tuple(in_batched), size))
-        return out, jax.tree.map(lambda _: True, out)
-
-    return single
-
-
 def spread(tree: Any, has_axis: Any, size: int) -> Any:
     """All leaves with a leading axis of `size`: those without one are repeated along it."""
 

@@ -135,6 +135,29 @@ def foot_slip(env: Any, step: MetricStep) -> tuple[Array, Array]:
     return jnp.sum(jnp.where(standing, speed, 0.0)), jnp.sum(standing)
 
 
+def single_support(env: Any, step: MetricStep) -> Array:
+    """Share of the time on one foot: 0 standing, near 1 walking."""
+    left, right = step.after.state.info["last_contact"]
+    return left ^ right
+
+
+def touchdowns(step: MetricStep) -> Array:
+    """Feet that meet the ground in this step, left and right: [2]."""
+    old, new = step.before.state.info["last_contact"], step.after.state.info["last_contact"]
+    return (new & ~old).astype(jnp.float32).reshape(2)
+
+
+def step_frequency(env: Any, step: MetricStep) -> tuple[Array, Array]:
+    """Touchdowns of either foot per second."""
+    return jnp.sum(touchdowns(step)), jnp.float32(env.spec.dt)
+
+
+def left_steps(env: Any, step: MetricStep) -> tuple[Array, Array]:
+    """Share of the touchdowns that are the left foot's: 0.5 where the feet alternate."""
+    found = touchdowns(step)
+    return found[0], jnp.sum(found)
+
+
 JOYSTICK = {
     "tracking_error": Metric(tracking_error, unit="m/s + rad/s"),
     "tracking_error_lin": Metric(tracking_error_lin, unit="m/s"),
@@ -142,9 +165,17 @@ JOYSTICK = {
     "energy_per_metre": Metric(energy_per_metre, unit="J/m"),
     "foot_slip": Metric(foot_slip, unit="m/s"),
 }
+TWO_FEET = {
+    "single_support": Metric(single_support, high=True, unit="of the time"),
+    "step_frequency": Metric(step_frequency, high=True, unit="1/s"),
+    "left_steps": Metric(left_steps, unit="of the steps"),
+}
 
 # Patterns of environment names; an environment of one's own may have an attribute `metrics`.
-PRESETS: list[tuple[str, Mapping[str, Metric]]] = [("*Joystick*", JOYSTICK)]
+PRESETS: list[tuple[str, Mapping[str, Metric]]] = [
+    ("*Joystick*", JOYSTICK),
+    ("[GT]1Joystick*", TWO_FEET),
+]
 _OWN: dict[str, Metric] = {}
 
 
@@ -194,6 +225,24 @@ def choose_metric(name: str | None, metrics: Mapping[str, Metric]) -> str:
     if name is not None and name not in metrics:
         raise UserError(nearest("metric", name, metrics))
     return name or next(iter(metrics))
+
+
+WALKS = {"length": 950.0, "tracking_error_lin": 0.25, "tracking_error_ang": 0.3}
+"""Least mean episode length of 1000 steps, and largest mean errors in m/s and rad/s."""
+
+
+def walks(found: Mapping[str, float]) -> bool | None:
+    """Whether a robot on two feet walks as commanded; None where that cannot be told.
+
+    It stays up, follows the commands, and its feet alternate: it stands on one foot for a quarter
+    of the time or more, and neither foot takes more than two thirds of the steps.
+    """
+    needed = (*WALKS, "single_support", "left_steps")
+    if any(name not in found for name in needed):
+        return None
+    follows = all(found[name] <= WALKS[name] for name in WALKS if name != "length")
+    alternates = found["single_support"] >= 0.25 and 1 / 3 <= found["left_steps"] <= 2 / 3
+    return bool(found["length"] >= WALKS["length"] and follows and alternates)
 
 
 # --- measuring ----------------------------------------------------------------------------------

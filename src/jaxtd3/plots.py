@@ -103,12 +103,18 @@ def learning_panels(rows: Rows) -> list[Panel]:
     return [panel for panel in panels if panel.lines]
 
 
-def small_panels(rows: Rows, prefix: str) -> list[Panel]:
-    """One panel for every metric under a prefix."""
+def small_panels(rows: Rows, prefix: str, skip: Sequence[str] = ()) -> list[Panel]:
+    """One panel for every metric under a prefix, but for those that begin with one of `skip`."""
     x, xlabel = steps_axis(rows)
-    drawn = {name: line(rows, x, name, "") for name in names(rows, prefix)}
+    wanted = [name for name in names(rows, prefix) if not name.startswith(tuple(skip))]
+    drawn = {name: line(rows, x, name, "") for name in wanted}
     titles = {name: name.removeprefix(prefix).replace("_", " ") for name in drawn}
     return [Panel(titles[name], xlabel, (one,)) for name, one in drawn.items() if one]
+
+
+def behaviour_panels(rows: Rows) -> list[Panel]:
+    """What the policy does, beside return and length: tracking, falls, feet, energy."""
+    return small_panels(rows, "eval/", ("eval/return", "eval/length", "eval/term/"))
 
 
 # --- panels to pictures -------------------------------------------------------------------------

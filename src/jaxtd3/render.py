@@ -114,8 +114,13 @@ def rollout(
     """
     if model_of(env) is None:
         raise RenderUnavailable(f"{env.spec.name} has no MuJoCo model to draw")
-    keep = lambda inner: {name: getattr(inner.state.data, name) for name in FIELDS}  # noqa: E731
-    return _record(env, agent, agent_state, key, steps, command, keep)
+    return _record(env, agent, agent_state, key, steps, command, trajectory_fields)
+
+
+def trajectory_fields(inner: Any) -> dict[str, Array]:
+    """What decides a picture of one state; a field that physics does not carry never changes."""
+    found = {name: getattr(inner.state.data, name) for name in FIELDS}
+    return {name: x for name, x in found.items() if x is not None}
 
 
 def _record(env, agent, agent_state, key, steps, command, keep) -> Any:

@@ -32,6 +32,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxtd3.errors import nearest
+from jaxtd3.symmetry import SYMMETRIES, symmetric
 from jaxtd3.types import Array, Batch, EnvSpec, Replay, Transition
 
 RUNNING, TERMINATED, TRUNCATED, INVALID = 0, 1, 2, 3
@@ -56,6 +57,9 @@ class ReplayConfig:
     store_terms: bool = False
     """Keep the raw reward terms instead of the reward, so that a change of reward weights counts
     for all past data."""
+    symmetry: str = "off"
+    """Left-right symmetry of the robot (G1 and T1): off, augment (every example is mirrored or not,
+    by the toss of a coin) or double (every example and its mirror image)."""
     prioritized: bool = False
     """Draw by priority (Ape-X): what surprised the learner comes more often."""
     priority_alpha: float = 0.6
@@ -80,8 +84,11 @@ class ReplayConfig:
                 raise ValueError(f"{name}={getattr(self, name)} is not between 0 and 1")
         if self.priority_steps < 1:
             raise ValueError(f"priority_steps={self.priority_steps} is below 1")
-        if self.priority_new not in ("td", "max"):
-            raise ValueError(nearest("priority_new", self.priority_new, ("td", "max")))
+        for name, known in (("priority_new", ("td", "max")), ("symmetry", ("off", *SYMMETRIES))):
+            if getattr(self, name) not in known:
+                raise ValueError(nearest(name, getattr(self, name), known))
+        if self.symmetry == "double" and self.prioritized:
+            raise ValueError("symmetry=double does not go with prioritized: use augment")
 
 
 class ReplayState(struct.PyTreeNode):
@@ -118,16 +125,17 @@ def make_replay(spec: EnvSpec, cfg: ReplayConfig, axis_name: str | None = None) 
         )
     if cfg.store_terms and not spec.reward_terms:
         raise ValueError(f"{spec.name}'s reward is not a weighted sum: there are no terms to store")
-    if cfg.prioritized:
-        from jaxtd3.prioritized import prioritized_replay  # it builds upon this module
-
-        return prioritized_replay(spec, cfg, axis_name)
-    return Replay(
+    replay = Replay(
         init=lambda num_envs: init(spec, cfg, num_envs),
         add=lambda state, tr: add(state, tr, store_next_obs=cfg.store_next_obs),
         sample=lambda state, key, gamma: sample(state, key, gamma, cfg),
         relabel=relabel,
     )
+    if cfg.prioritized:
+        from jaxtd3.prioritized import prioritized_replay  # it builds upon this module
+
+        replay = prioritized_replay(spec, cfg, axis_name)
+    return symmetric(replay, cfg.symmetry, spec.name)
 
 
 def init(spec: EnvSpec, cfg: ReplayConfig, num_envs: int) -> ReplayState:

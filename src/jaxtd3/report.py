@@ -23,6 +23,11 @@ REPORT_FILE = "report.html"
 VIDEOS = {"video.mp4": "video/mp4", "video.gif": "image/gif"}
 MAX_VIDEO = 64 << 20
 POLICY = "default-src 'none'; img-src data:; media-src data:; style-src 'unsafe-inline'"
+UNITS = (
+    "Falls: share of the episodes. Tracking errors in m/s and rad/s, energy in J/m, slip of "
+    "standing feet in m/s. Asymmetry: mean difference of an action and its mirror image. "
+    "Walks: 1 or 0."
+)
 TIMES = {
     "compile": "compiling",
     "train": "training (collecting and learning)",
@@ -78,6 +83,7 @@ def write_report(run_dir: Path) -> Path:
         headline(summary, rows),
         pair(film(run_dir), times(summary, rows)),
         figure("Learning curves", plots.learning_panels(rows), 2, "Bands: one standard deviation."),
+        figure("Behaviour in evaluations", plots.behaviour_panels(rows), 3, UNITS),
         terms(rows, env.get("weights") or {}),  # type: ignore[union-attr]
         figure("Learner", plots.small_panels(rows, "train/"), 3),
         settings(config),
@@ -137,6 +143,7 @@ def headline(summary: Mapping, rows: Sequence[Mapping]) -> str:
         ("best return", short(get("best_return", max(returns, default=None))), ""),
         ("episode length", short(last.get("eval/length")), "steps"),
         ("episodes that fall", short(percent), "%"),
+        ("walks as commanded", {0.0: "no", 1.0: "yes"}.get(last.get("eval/walks", -1), ""), ""),
         ("environment steps", short(get("env_steps", last.get("env_steps"))), ""),
         ("throughput", short(summary.get("env_steps_per_second")), "env steps/s"),
         ("training time", duration(get("train_seconds", last.get("seconds"))), ""),

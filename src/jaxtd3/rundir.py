@@ -60,6 +60,7 @@ SUMMARY: dict[str, Any] = {
     "final_return": float,  # of the last evaluation, under the environment's own reward, or null
     "best_return": float,
     "final_length": float,  # mean episode length of the last evaluation
+    "walks": bool,  # whether a robot on two feet then walked as commanded; null for others
     "start_seconds": float,  # from the start of the command to the first chunk
     "compile_seconds": float,
     "train_seconds": float,

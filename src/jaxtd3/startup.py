@@ -45,8 +45,9 @@ def split_cpu(devices: int) -> None:
 
 
 def room_for(devices: int) -> None:
-    """Threads enough for fake devices: jaxlib's batched Cholesky waits for threads of the pool that
-    it runs in, and with as many devices as threads all wait for ever (G1 on two cores)."""
+    """Threads enough for fake devices: MJX's batched Cholesky waits for threads of the pool that it
+    runs in, and with as many devices as threads all wait for ever (G1 on two cores). Native physics
+    has threads of its own, but nobody knows yet which of them will run."""
     threads = max(os.cpu_count() or 1, 2 * devices + 2)
     os.environ.setdefault("PJRT_NPROC", str(threads))
 

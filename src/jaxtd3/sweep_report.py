@@ -171,7 +171,7 @@ def film_best(parts: Parts, directory: Path, results: Results) -> list[Path]:
     paths = {m["index"]: directory / m["path"] for m in results["members"]}
     template = jax.eval_shape(parts.agent.init, jax.random.key(0))
     states = stack([restore_agent(paths[index], template) for index in best])
-    keep = (lambda inner: inner) if draw else trajectory_fields
+    keep = (lambda inner: inner) if draw else render.trajectory_fields
     shown = record(parts, states, keep, steps)
     videos = []
     for i in range(len(best)):
@@ -179,10 +179,6 @@ def film_best(parts: Parts, directory: Path, results: Results) -> list[Path]:
         frames = draw_states(draw, one) if draw else draw_model(env, model, one)
         videos.append(render.write_video(frames, directory / f"best-{i + 1}.mp4", fps))
     return videos
-
-
-def trajectory_fields(inner: Any) -> dict[str, Array]:
-    return {name: getattr(inner.state.data, name) for name in render.FIELDS}
 
 
 def draw_states(draw: Callable[[Any], Any], states: Any) -> Any:

@@ -22,6 +22,7 @@ KEPT = (
     "seed",
     "name",
     "num_envs",
+    "impl",
     "episode_length",
     "randomize",
     "length",
@@ -133,6 +134,7 @@ def parse_rewards(groups: Iterable[Iterable[str]]) -> dict[str, float]:
 def settings(args: Train, given: Mapping[str, Any]) -> tuple[Config, list[str]]:
     """Preset, then file, then flags; and what is worth telling about it."""
     from jaxtd3.config import field_names
+    from jaxtd3.envs.registry import with_physics
     from jaxtd3.parts import whole_chunks
     from jaxtd3.presets import preset, tuned_reward
 
@@ -156,7 +158,7 @@ def settings(args: Train, given: Mapping[str, Any]) -> tuple[Config, list[str]]:
     if args.reward_preset is not None:
         weights = tuned_reward(env) if args.reward_preset == "tuned" else {}
     config = config.override({"weights": {**weights, **parse_rewards(args.reward)}})
-    config, notes = whole_chunks(config)
+    config, notes = whole_chunks(dataclasses.replace(config, env=with_physics(config.env)))
     if args.per_device:
         config, more = scaled(config)
         notes += more
@@ -181,6 +183,8 @@ def base_config(args: Train) -> tuple[Config | None, Config | None]:
     """The settings to start from, if any; and those of the run to go on with, if any."""
     from jaxtd3.checkpoint import read_meta
     from jaxtd3.config import config_from_dict, load_config
+    from jaxtd3.envs.base import choose_impl
+    from jaxtd3.envs.registry import is_own
     from jaxtd3.rundir import CONFIG_FILE
 
     saved = None
@@ -189,6 +193,9 @@ def base_config(args: Train) -> tuple[Config | None, Config | None]:
     if args.resume_from is not None:
         meta = read_meta(args.resume_from)
         saved = config_from_dict(meta.get("config"), f"{args.resume_from}: config")
+    if saved is not None and saved.env.impl == "auto" and not is_own(saved.env.name):
+        # of a time when it meant MJX everywhere
+        saved = saved.override({"impl": "warp" if choose_impl("auto") == "warp" else "jax"})
     base = load_config(args.config) if args.config is not None else saved
     return base, saved
 
@@ -231,6 +238,9 @@ def run(config: Config, notes: list[str], run_dir: Path, args: Train, ui: Progre
     meshes = getattr(parts.env.env, "meshes", None)
     if meshes is not None and meshes.robots:
         ui.note(f"meshes: {meshes}")
+    physics = getattr(parts.env.env, "physics", None)
+    if physics is not None:
+        ui.note(f"physics: {physics}")
     memory.check(config, parts.shapes)
     options = Options(**{f.name: getattr(args, f.name) for f in dataclasses.fields(Options)})
     try:

@@ -17,8 +17,18 @@ import jax.numpy as jnp
 from jaxtd3 import exploration
 from jaxtd3.errors import nearest
 from jaxtd3.normalize import discounted_return
-from jaxtd3.sharding import AXIS, WHOLE, average, local_key, reduce_shards
-from jaxtd3.types import Agent, Array, Batch, BatchEnv, Metrics, Noise, Replay, TrainState
+from jaxtd3.sharding import AXIS, WHOLE, average, local_key, mean_over, reduce_shards
+from jaxtd3.types import (
+    Agent,
+    Array,
+    Batch,
+    BatchEnv,
+    EnvSpec,
+    Metrics,
+    Noise,
+    Replay,
+    TrainState,
+)
 
 StepFn = Callable[[TrainState], tuple[TrainState, Metrics]]
 
@@ -56,11 +66,20 @@ class LoopConfig:
     """Environment steps over which the noise decays, linearly (preset: the whole run)."""
     noise_correlation: float = 0.0
     """Correlation of exploration noise from step to step (0: white; 1: held for the episode)."""
+    noise_hold: int = 0
+    """Hold exploration noise for a random number of steps, at most so many, k steps with
+    probability proportional to 1 / k^2 (0: off)."""
     sigma_white: float = 0.0
     """White noise beside the correlated noise."""
     curriculum: int = 0
     """Iterations over which reward terms of negative weight grow from nothing to their full weight
     (0: full from the start)."""
+    curriculum_length: bool = False
+    """Reward weights follow the length of the episodes: penalties grow from half to their full
+    weight, the bonus for being alive shrinks to curriculum_alive, as episodes grow to their time
+    limit. Goes well with store_terms: past data then count under the weights of now."""
+    curriculum_alive: float = 0.5
+    """Share of the bonus for being alive that is left when episodes last to their time limit."""
 
     def __post_init__(self):
         k, u, v = self.collect_steps, self.critic_updates, self.policy_updates
@@ -76,6 +95,10 @@ class LoopConfig:
             raise ValueError(f"sync_every={self.sync_every} is below 1")
         if self.curriculum < 0:
             raise ValueError(f"curriculum={self.curriculum} is negative")
+        if self.curriculum and self.curriculum_length:
+            raise ValueError("curriculum and curriculum_length: only one of them")
+        if not 0 <= self.curriculum_alive <= 1:
+            raise ValueError(f"curriculum_alive={self.curriculum_alive} is not between 0 and 1")
         check_noise(self)
 
 
@@ -94,30 +117,66 @@ def check_noise(cfg: LoopConfig) -> None:
         "noise_decay": cfg.noise_decay >= 0,
         "noise_steps": cfg.noise_steps >= 1,
         "noise_correlation": 0 <= cfg.noise_correlation <= 1,
+        "noise_hold": cfg.noise_hold >= 0,
         "sigma_white": cfg.sigma_white >= 0,
     }
     for name, ok in checks.items():
         if not ok:
             raise ValueError(f"{name}={getattr(cfg, name)} is out of range")
+    if cfg.noise_hold and cfg.noise_correlation:
+        raise ValueError(
+            f"noise_hold={cfg.noise_hold} and noise_correlation={cfg.noise_correlation}: "
+            "only one of them"
+        )
 
 
-Schedule = Callable[[Array, Array], Array]
-"""schedule(weights [K], iteration []) -> the reward weights of now [K]"""
+class Progress(NamedTuple):
+    """How far a run is, as a schedule of reward weights sees it."""
+
+    iteration: Array  # []
+    survival: Array  # [] in [0, 1]: how long episodes last, over the time limit
+
+
+Schedule = Callable[[Array, Progress], Array]
+"""schedule(weights [K], progress) -> the reward weights of now [K]"""
 
 
 def growing_penalties(iterations: int) -> Schedule:
     """Terms of negative weight count from nothing up to fully, linearly over `iterations`."""
 
-    def schedule(weights: Array, iteration: Array) -> Array:
-        share = jnp.clip(iteration / iterations, 0.0, 1.0)
+    def schedule(weights: Array, progress: Progress) -> Array:
+        share = jnp.clip(progress.iteration / iterations, 0.0, 1.0)
         return jnp.where(weights < 0, weights * share, weights)
 
     return schedule
 
 
-def make_schedule(cfg: LoopConfig) -> Schedule:
+def following_length(terms: tuple[str, ...], alive_end: float, least: float = 0.5) -> Schedule:
+    """Penalties from `least` to 1, the bonus `alive` from 1 to `alive_end`, as episodes grow."""
+    alive = jnp.array([name == "alive" for name in terms], bool)
+
+    def schedule(weights: Array, progress: Progress) -> Array:
+        share = jnp.clip(progress.survival, 0.0, 1.0)
+        grown, shrunk = least + (1 - least) * share, 1 + (alive_end - 1) * share
+        return weights * jnp.where(alive, shrunk, jnp.where(weights < 0, grown, 1.0))
+
+    return schedule
+
+
+def make_schedule(cfg: LoopConfig, spec: EnvSpec) -> Schedule:
     """The course of the reward weights that a config describes."""
+    if cfg.curriculum_length:
+        return following_length(spec.reward_terms, cfg.curriculum_alive)
     return growing_penalties(cfg.curriculum) if cfg.curriculum else lambda weights, _: weights
+
+
+def survival(steps: Array, limit: int, axis_name: str | None) -> Array:
+    """How long episodes last, over the time limit, told from the ages `steps [E]` of those that
+    run: their mean is half of it. []"""
+    age = jnp.mean(steps.astype(jnp.float32))
+    if axis_name is not None:
+        age = mean_over(age, axis_name)
+    return jnp.minimum(2 * age / limit, 1.0)
 
 
 class TrainFns(NamedTuple):
@@ -141,7 +200,8 @@ def noise_hyper(cfg: LoopConfig) -> exploration.NoiseHyper:
 
 def make_noise(cfg: LoopConfig) -> Noise:
     """The exploration noise that a config describes."""
-    noise = exploration.make_noise(exploration.LADDERS[cfg.noise], noise_hyper(cfg))
+    ladder = exploration.LADDERS[cfg.noise]
+    noise = exploration.make_noise(ladder, noise_hyper(cfg), cfg.noise_hold)
     steps = cfg.warmup * cfg.collect_steps
     return exploration.random_warmup(noise, steps) if cfg.warmup_random else noise
 
@@ -218,7 +278,7 @@ def make_train_step(
     `axis_name` names the mesh axis over which a sharded program runs the steps (`make_chunk`).
     """
     explore = noise or make_noise(cfg)
-    weights_at = schedule or make_schedule(cfg)
+    weights_at = schedule or make_schedule(cfg, env.spec)
     learn = make_learn(agent, replay, cfg)
 
     def init(key: Array) -> TrainState:
@@ -247,7 +307,8 @@ def make_train_step(
         key_noise, key_env, key_redraw, key_judge = jax.random.split(key, 4)
         action = agent.act(state.agent, state.env.obs)
         action = explore.apply(state.noise, action, key_noise)
-        weights = weights_at(state.env.weights, state.iteration)
+        length = survival(state.env.steps, env.spec.episode_length, axis_name)
+        weights = weights_at(state.env.weights, Progress(state.iteration, length))
         env_state, tr, metrics = env.step(state.env.replace(weights=weights), action, key_env)
         gamma = state.agent.hyper.gamma
         discounted = discounted_return(state.discounted, tr.reward, tr.done, gamma)

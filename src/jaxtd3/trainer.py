@@ -25,6 +25,7 @@ from jaxtd3.envs.base import reward_weights
 from jaxtd3.errors import UserError
 from jaxtd3.exploration import with_hyper
 from jaxtd3.leaves import preload
+from jaxtd3.metrics import walks
 from jaxtd3.parts import Parts, chunk_of, run_keys
 from jaxtd3.progress import Progress, duration
 from jaxtd3.rundir import CONFIG_FILE, METRICS_FILE, create_run_dir
@@ -308,7 +309,11 @@ class Session:
         with self.clock("eval"):
             metrics = self.parts.evaluate(state.agent, state.env.weights, self.keys.evaluate)
             metrics = jax.device_get(metrics)
-        return {f"eval/{name}": float(value) for name, value in metrics.items()}
+        found = {name: float(value) for name, value in metrics.items()}
+        verdict = walks(found)
+        if verdict is not None:
+            found["walks"] = float(verdict)
+        return {f"eval/{name}": value for name, value in found.items()}
 
     def write(self, row: dict[str, Any]) -> None:
         with self.clock("other"):

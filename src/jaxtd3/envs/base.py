@@ -33,8 +33,12 @@ class EnvConfig:
     episode_length: int | None = None
     """Steps until a training episode is cut off and bootstrapped through (default: the
     environment's own, which evaluation always runs)."""
-    impl: Literal["auto", "jax", "warp"] = "auto"
-    """Physics back end; auto: warp on an NVIDIA GPU, jax elsewhere."""
+    impl: Literal["auto", "native", "jax", "warp"] = "auto"
+    """Physics back end; auto: warp on an NVIDIA GPU, native (MuJoCo's C engine) elsewhere; jax:
+    MJX as JAX operations."""
+    physics_threads: int = 0
+    """Threads that step native physics on each device (0: the cores shared out); no bit depends on
+    it."""
     reset: Literal["pool", "step", "cached"] = "pool"
     """pool: refilled between chunks; step: also refilled by num_envs/16 states every step;
     cached: every environment returns to its own first state for ever (Playground's way)."""
@@ -45,6 +49,9 @@ class EnvConfig:
     sim_dt: float | None = None
     """Seconds of one physics step in training (default: the environment's own, which evaluation
     always runs). Coarser physics is that much faster."""
+    action_bounds: Literal["scale", "limits"] = "scale"
+    """What actions of -1 and 1 stand for: scale (the environment's action_scale from the default
+    pose, the same for all joints) or limits (the limits of each joint)."""
     stagger: bool = False
     """Start the first episodes at random ages, so that time limits do not fall together."""
     weights: Mapping[str, float] = field(default_factory=dict)
@@ -53,16 +60,26 @@ class EnvConfig:
     def __post_init__(self):
         if self.num_envs < 1:
             raise ValueError(f"num_envs={self.num_envs} is below 1")
+        if self.physics_threads < 0:
+            raise ValueError(f"physics_threads={self.physics_threads} is negative")
         if self.episode_length is not None and self.episode_length < 1:
             raise ValueError(f"episode_length={self.episode_length} is below 1")
         if self.sim_dt is not None and not self.sim_dt > 0:
             raise ValueError(f"sim_dt={self.sim_dt} is not above 0")
         for name, allowed in (
-            ("impl", ("auto", "jax", "warp")),
+            ("impl", ("auto", "native", "jax", "warp")),
             ("reset", ("pool", "step", "cached")),
+            ("action_bounds", ("scale", "limits")),
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(nearest(name, getattr(self, name), allowed))
+
+
+def choose_impl(impl: str) -> Any:
+    """The physics back end that is meant: of `auto`, the faster one on this hardware."""
+    if impl != "auto":
+        return impl
+    return "warp" if jax.default_backend() in ("gpu", "cuda") else "native"
 
 
 def undisturbed(cfg: EnvConfig) -> EnvConfig:

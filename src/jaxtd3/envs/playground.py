@@ -12,7 +12,6 @@ import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -20,13 +19,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import partial_eval
 from mujoco import mjx
-from mujoco.mjx._src import forward as mjx_forward
-from mujoco.mjx._src.types import Impl
+from mujoco_playground._src import mjx_env
 
-from jaxtd3.envs.base import EnvConfig
+from jaxtd3.envs.base import EnvConfig, choose_impl
+from jaxtd3.envs.bounds import Bounds, joint_bounds, stretch
 from jaxtd3.envs.meshes import STANDINS, MeshSource, check_standins, menagerie_for
+from jaxtd3.envs.physics.contract import Physics
+from jaxtd3.envs.physics.fields import find_used
+from jaxtd3.envs.physics.mjx import MjxPhysics, swapped
+from jaxtd3.envs.physics.native import NativePhysics, share_of_cores
 from jaxtd3.errors import UserError, nearest
-from jaxtd3.flat import even_vmap
 from jaxtd3.record import record
 from jaxtd3.types import Array, EnvSpec, EnvStep
 
@@ -52,13 +54,6 @@ def playground_names() -> tuple[str, ...]:
     return tuple(registry.ALL_ENVS)
 
 
-def choose_impl(impl: str) -> str:
-    """warp on an NVIDIA GPU, jax elsewhere, unless told otherwise."""
-    if impl != "auto":
-        return impl
-    return "warp" if jax.default_backend() in ("gpu", "cuda") else "jax"
-
-
 @contextlib.contextmanager
 def on_own_device():
     """MJX puts models on the first device of all processes; a process can use only its own."""
@@ -70,27 +65,18 @@ def on_own_device():
         yield
 
 
-@contextlib.contextmanager
-def swapped(owner: Any, name: str, value: Any):
-    """`owner.name` is `value` for as long as this lasts."""
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
-
-
-def load_playground(cfg: EnvConfig) -> PlaygroundEnv:
-    """Load one environment of Playground's registry."""
+def load_playground(cfg: EnvConfig, devices: int = 1) -> PlaygroundEnv:
+    """Load one environment of Playground's registry, for `devices` that step side by side here."""
     from mujoco_playground import registry
 
     if cfg.name not in registry.ALL_ENVS:
         raise UserError(nearest("env", cfg.name, registry.ALL_ENVS))
-    config = registry.get_default_config(cfg.name)
+    config, impl = registry.get_default_config(cfg.name), choose_impl(cfg.impl)
+    if impl == "native" and jax.default_backend() != "cpu":
+        raise UserError("native physics runs on a CPU: use --impl warp or --impl jax")
     overrides: dict[str, Any] = {}
     if "impl" in config:
-        overrides["impl"] = choose_impl(cfg.impl)
+        overrides["impl"] = "cpp" if impl == "native" else impl
     for pushes in ("push_config", "pert_config"):
         if pushes in config and "enable" in config[pushes]:
             overrides[f"{pushes}.enable"] = cfg.push
@@ -123,24 +109,37 @@ def load_playground(cfg: EnvConfig) -> PlaygroundEnv:
             randomizer = registry.get_domain_randomizer(cfg.name)
         if randomizer is None:
             raise UserError(f"{cfg.name} has no domain randomisation in Playground")
-    return PlaygroundEnv(cfg.name, env, randomizer, meshes)
+    threads = cfg.physics_threads or share_of_cores(devices)
+    bounds = joint_bounds(cfg.name, env) if cfg.action_bounds == "limits" else None
+    native_threads = threads if impl == "native" else 0
+    return PlaygroundEnv(cfg.name, env, randomizer, meshes, native_threads, bounds)
 
 
 class PlaygroundEnv:
     """One Playground environment, traced with full precision, with states of one fixed type."""
 
-    def __init__(self, name: str, env: Any, randomizer: Any, meshes: MeshSource):
-        self.name, self.unwrapped, self.meshes = name, env, meshes
+    def __init__(
+        self,
+        name: str,
+        env: Any,
+        randomizer: Any,
+        meshes: MeshSource,
+        native_threads: int = 0,
+        bounds: Bounds | None = None,
+    ):
+        self.name, self.unwrapped, self.meshes, self.bounds = name, env, meshes, bounds
         self._randomizer = randomizer
         self._repeat = int(env._config.get("action_repeat", 1))
         self._varied: tuple[Any, ...] = ()  # tree paths of the model leaves that are randomised
         if randomizer is not None:
             _, axes = self._randomized(jax.random.PRNGKey(0))
             self._varied = tuple(path for path, _ in jax.tree_util.tree_leaves_with_path(axes))
-        self._recorded_reset, self._recorded_step = record(self._reset), record(self._step)
-        self._forward = even_vmap(record(partial(mjx_forward.forward, env._mjx_model)))
         self._terms: dict[str, Array] = {}
         self._form: RewardForm | None = None
+        self.physics: Physics = MjxPhysics(env._mjx_model)
+        if native_threads:
+            self.physics = self._native(native_threads)
+        self._recorded_reset, self._recorded_step = record(self._reset), record(self._step)
         self._form, self._prefixed, self._type = self._inspect()
         self.spec = self._make_spec()
 
@@ -152,6 +151,8 @@ class PlaygroundEnv:
         return PlaygroundState(state, model), self._flat_obs(state.obs)
 
     def step(self, state: PlaygroundState, action: Array) -> EnvStep:
+        if self.bounds is not None:
+            action = stretch(self.bounds, action)
         new, reward, terms = self._recorded_step(state.state, state.model, action)
         new = cast_like(new, self._type)
         done = new.done.astype(bool)
@@ -176,7 +177,8 @@ class PlaygroundEnv:
             leaves = dict(jax.tree_util.tree_leaves_with_path(batch))
             model = tuple(leaves[path][0] for path in self._varied)
         with self._tracing(model):
-            return self.unwrapped.reset(raw_key(key)), model
+            state = self.unwrapped.reset(raw_key(key))
+        return state.replace(data=self.physics.carry(state.data)), model
 
     def _randomized(self, key: Array) -> tuple[Any, Any]:
         """A batch of one randomised physics model, and the axes of its leaves."""
@@ -188,6 +190,7 @@ class PlaygroundEnv:
             state = jax.tree.map(lambda x: x, state)  # environments write into these dicts
             with self._tracing(model), self._capture():
                 new = self.unwrapped.step(state, action)
+            new = new.replace(data=self.physics.carry(new.data))
             form = self._form
             terms = jnp.zeros(0)
             if form is not None:
@@ -206,21 +209,17 @@ class PlaygroundEnv:
         return new.replace(done=jnp.max(dones, axis=0)), jnp.sum(rewards), jnp.sum(terms, axis=0)
 
     @contextlib.contextmanager
-    def _tracing(self, leaves: tuple[Array, ...]):
-        """Full precision (TF32 breaks contacts), and the randomised leaves in the physics model."""
-        env = self.unwrapped
-        own, plain = env._mjx_model, mjx_forward.forward
-        new = dict(zip(self._varied, leaves, strict=True))
+    def _tracing(self, leaves: tuple[Array, ...], physics: Physics | None = None):
+        """Full precision (TF32 breaks contacts), this environment's physics, and the randomised
+        leaves in its model."""
+        env, physics = self.unwrapped, physics or self.physics
+        own, new = env._mjx_model, dict(zip(self._varied, leaves, strict=True))
         model = jax.tree_util.tree_map_with_path(lambda p, x: new.get(p, x), own) if new else own
-
-        def forward(model: Any, data: Any) -> Any:  # most of the Python of reset and step
-            shared = model is own and model.impl == Impl.JAX  # Warp batches in its own way
-            return self._forward(data) if shared else plain(model, data)
-
         with (
             swapped(env, "_mjx_model", model),
-            swapped(mjx_forward, "forward", forward),
-            swapped(mjx, "forward", forward),
+            swapped(mjx_env, "step", physics.step),
+            swapped(mjx, "forward", physics.forward),
+            swapped(jnp, "clip", _clip),
             on_own_device(),
             jax.default_matmul_precision("highest"),
             jax.numpy_rank_promotion("allow"),
@@ -254,6 +253,37 @@ class PlaygroundEnv:
 
     # --- found out at load ----------------------------------------------------------------------
 
+    def _native(self, threads: int) -> NativePhysics:
+        """C MuJoCo, asked for the fields that this environment uses and no others."""
+        env = self.unwrapped
+        like = mjx.make_data(env.mj_model, impl=env._mjx_model.impl.value)
+        varied = [".".join(str(k.name) for k in path) for path in self._varied]
+        physics = NativePhysics(env.mj_model, like, varied, threads)
+        leaves = dict(jax.tree_util.tree_leaves_with_path(env._mjx_model))
+        model = tuple(leaves[path] for path in self._varied)
+
+        def reset(physics: Physics, key: Array) -> tuple[Any, Any]:
+            with self._tracing(model, physics):
+                state = env.reset(key)
+            return state.data, state.replace(data=None)
+
+        def step(physics: Physics, args: Any) -> tuple[Any, Any]:
+            data, rest, action = args
+            state = jax.tree.map(lambda x: x, rest.replace(data=data))
+            with self._tracing(model, physics), self._capture():
+                new = env.step(state, action)
+            return new.data, (new.replace(data=None), dict(self._terms))
+
+        key = jax.random.PRNGKey(0)
+        data, rest = jax.eval_shape(lambda key: reset(physics, key), key)
+        action = jax.ShapeDtypeStruct((env.action_size,), jnp.float32)
+        try:
+            used = find_used(physics, step, (data, rest, action), reset, key)
+        except TypeError as error:
+            raise UserError(f"{self.name} does not run with this JAX: {error}") from error
+        physics.narrow(used)
+        return physics
+
     def _inspect(self) -> tuple[RewardForm | None, bool, Any]:
         """From one trace of a step: the form of the reward, whether the privileged observation
         begins with the actor's, and the type of the state."""
@@ -268,6 +298,7 @@ class PlaygroundEnv:
             given = dict(zip(names, terms, strict=True)) if terms else None
             with self._tracing(model), self._capture(given):
                 new = env.step(state, action)
+            new = new.replace(data=self.physics.carry(new.data))
             obs = new.obs if isinstance(new.obs, Mapping) else {"state": new.obs}
             heads = obs.get("state"), obs.get("privileged_state", obs.get("state"))
             return new.reward, *heads, new
@@ -334,6 +365,16 @@ class PlaygroundEnv:
             skip = obs["state"].shape[-1] if self._prefixed else 0
             parts.append(obs["privileged_state"][skip:])
         return jnp.concatenate([jnp.asarray(p, jnp.float32) for p in parts])
+
+
+_plain_clip = jnp.clip
+
+
+def _clip(*args: Any, a_min: Any = None, a_max: Any = None, **named: Any) -> Array:
+    """`jnp.clip`, also with names of bounds that JAX 0.10 knows no more (LeapCubeReorient)."""
+    named |= {} if a_min is None else {"min": a_min}
+    named |= {} if a_max is None else {"max": a_max}
+    return _plain_clip(*args, **named)
 
 
 def cast_like(tree: Any, like: Any) -> Any:

@@ -1,0 +1,1 @@
+"""Physics back ends: see `contract.py`."""

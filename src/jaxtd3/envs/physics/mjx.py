@@ -1,0 +1,72 @@
+"""MJX: physics traced into the program, by JAX operations or Warp kernels."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import jax
+from mujoco.mjx._src import forward as mjx_forward
+from mujoco.mjx._src.types import Impl
+from mujoco_playground._src import mjx_env
+
+from jaxtd3.flat import spread
+from jaxtd3.record import record
+from jaxtd3.types import Array
+
+_plain_step, _plain_forward = mjx_env.step, mjx_forward.forward
+
+
+class MjxPhysics:
+    """MJX's own step; `forward`, most of the Python of reset and step, is traced once."""
+
+    def __init__(self, model: Any):
+        self.name = str(model.impl.value)
+        self._model = model
+        self._shared = even_vmap(record(partial(_plain_forward, model)))
+
+    def __str__(self) -> str:
+        return f"{self.name}, MJX {importlib.metadata.version('mujoco-mjx')}"
+
+    def step(self, model: Any, data: Any, ctrl: Array, substeps: int = 1) -> Any:
+        with swapped(mjx_forward, "forward", self.forward):
+            return _plain_step(model, data, ctrl, substeps)
+
+    def forward(self, model: Any, data: Any) -> Any:
+        # Warp batches in its own way; a randomised model is another one for every environment.
+        if model is self._model and model.impl == Impl.JAX:
+            return self._shared(data)
+        return _plain_forward(model, data)
+
+    def carry(self, data: Any) -> Any:
+        return data
+
+
+def even_vmap(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, which a vmap batches over every argument, whichever of them have the axis.
+
+    So one record of the batched function serves all that call it in batches of one size.
+    """
+    single = jax.custom_batching.custom_vmap(function)
+    batched = record(jax.vmap(function))
+
+    @single.def_vmap
+    def rule(size: int, in_batched: Any, *args: Any) -> tuple[Any, Any]:
+        out = batched(*spread(args, tuple(in_batched), size))
+        return out, jax.tree.map(lambda _: True, out)
+
+    return single
+
+
+@contextlib.contextmanager
+def swapped(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """`owner.name` is `value` for as long as this lasts."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)

@@ -1,0 +1,221 @@
+"""Native physics: MuJoCo's own C engine, one call per control step inside the compiled program.
+
+`mujoco.batch` steps many simulations on a thread pool; a simulation is nothing but its state row.
+Every call writes the rows, runs, and returns the fields that the environment reads, so a call is a
+pure function of its arguments: any engine serves any simulation, at any number of threads, with
+the same bits, and a run resumes as with any other physics.
+
+An engine belongs to one environment, because training and evaluation may step differently. It
+keeps one set of simulations per call that runs at the same time (one per device, as a rule).
+
+What goes wrong stays in the simulation it went wrong in. C MuJoCo by itself puts a simulation whose
+numbers blow up back to its start; here that is switched off, and whatever the engine warned about
+returns as NaN, which the batch of environments quarantines and counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import functools
+import hashlib
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import mujoco
+import numpy as np
+from mujoco import batch as mujoco_batch
+
+from jaxtd3.envs.physics.hostcall import host_call
+from jaxtd3.errors import UserError
+from jaxtd3.types import Array
+
+STATE = tuple(mujoco_batch._STATE_FIELDS)
+GIVEN = ("ctrl", "qfrc_applied", "xfrc_applied", "eq_active", "mocap_pos", "mocap_quat", "userdata")
+"""Parts of the state that a step reads and never writes."""
+UNSURE = ("cacc", "cfrc_ext", "cfrc_int", "qfrc_inverse", "subtree_angmom", "subtree_linvel")
+"""Fields that MuJoCo computes only where a sensor asks for them."""
+WARNINGS = [
+    int(getattr(mujoco.mjtWarning, f"mjWARN_{name}"))
+    for name in ("BADQPOS", "BADQVEL", "BADQACC", "BADCTRL")
+]
+
+
+def share_of_cores(devices: int = 1) -> int:
+    """Threads for each of `devices` that step at the same time."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, (cores or 1) // devices)
+
+
+class Used(NamedTuple):
+    """Which fields of `mjx.Data` an environment uses (`fields.find_used`)."""
+
+    reads: tuple[str, ...]
+    """Read after physics or by the next step: returned by it, and carried in the state."""
+    constant: tuple[str, ...]
+    """Parts of the physics' input that never change: not passed."""
+
+
+class Simulations:
+    """`num` simulations of one model, with the fields of one kind of call bound."""
+
+    def __init__(self, engine: NativePhysics, num: int, reads: Sequence[str]):
+        self.batch = mujoco_batch.Batch(engine.model, num, engine.threads)
+        self.inputs = [self.batch.bind(name) for name in engine.inputs]
+        self.inputs += [self.batch.expand(name) for name in engine.varied]
+        self.outputs = [self.batch.bind(name) for name in reads]
+        self.start = self.batch.state[0].copy()
+
+    def run(self, substeps: int, ins: list[np.ndarray], outs: list[np.ndarray]) -> None:
+        """`substeps` physics steps, or (0) the derived fields of the state as it is."""
+        batch = self.batch
+        for view, x in zip(self.inputs, ins, strict=True):
+            view[...] = x.reshape(view.shape)
+        bad = ~np.isfinite(batch.state).all(axis=1)
+        if bad.any():
+            batch.state[bad] = self.start
+        batch.warning[:] = 0
+        try:
+            if substeps:
+                batch.step(nstep=substeps)
+            else:
+                batch.forward()
+        except mujoco_batch.SimulationError as error:
+            bad[error.ids] = True
+        bad |= batch.warning[:, WARNINGS].any(axis=(1, 2))
+        for x, view in zip(outs, self.outputs, strict=True):
+            x = x.reshape(view.shape)
+            x[...] = view
+            if x.dtype.kind == "f" and bad.any():
+                x[bad] = np.nan
+
+
+class NativePhysics:
+    """One model in C MuJoCo, as operations of a compiled program (see `contract.Physics`)."""
+
+    name = "native"
+
+    def __init__(
+        self,
+        model: mujoco.MjModel,
+        like: Any,
+        varied: Sequence[str] = (),
+        threads: int = 1,
+    ):
+        """`like`: an `mjx.Data` of the model, whose shapes and types the results have; `varied`:
+        names of model fields that every simulation has its own values of."""
+        self.model, self.varied = prepare_model(model), tuple(varied)
+        self.threads, self.dense = threads, needs_dense(model)
+        blank = mujoco.MjData(model)
+        if np.size(blank.plastic):
+            raise UserError("native physics does not carry the state of plastic flexes")
+        self.state = tuple(name for name in STATE if np.size(getattr(blank, name)))
+        self.types = {
+            name: jax.ShapeDtypeStruct(np.shape(x), x.dtype)
+            for name in field_names(like)
+            if name in mujoco_batch.DATA_FIELDS
+            and np.size(x := getattr(like, name)) == np.size(getattr(blank, name))
+        }
+        self.inputs = self.state
+        self.reads = tuple(self.types)
+        self._bytes = model_bytes(self.model)
+        if mujoco.get_mju_user_warning() is None:  # it would fill the console and a log file
+            mujoco.set_mju_user_warning(lambda text: None)
+        self._free: dict[Any, list[Simulations]] = {}
+        self._lock = threading.Lock()
+
+    def __str__(self) -> str:
+        threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
+        dense = ", dense Jacobian (MuJoCo 4.0.0 errs with a sparse one)" if self.dense else ""
+        return f"native, MuJoCo {mujoco.__version__} in C, {threads} per device{dense}"
+
+    def narrow(self, used: Used) -> None:
+        """From now on take, return and carry only what the environment was found to use."""
+        self.inputs = tuple(name for name in self.state if name not in used.constant)
+        self.reads = used.reads
+
+    # --- the contract ---------------------------------------------------------------------------
+
+    def step(self, model: Any, data: Any, ctrl: Array, substeps: int = 1) -> Any:
+        return self._call(model, data.replace(ctrl=ctrl), int(substeps))
+
+    def forward(self, model: Any, data: Any) -> Any:
+        return self._call(model, data, 0)
+
+    def carry(self, data: Any) -> Any:
+        """What was not asked for is gone, so that nobody reads an old value of it."""
+        dead = {name: None for name in field_names(data) if name not in self.reads}
+        return data.replace(_impl=None, **dead)
+
+    # --- inside the program ---------------------------------------------------------------------
+
+    def _call(self, model: Any, data: Any, substeps: int) -> Any:
+        reads = self.reads
+        args = [getattr(data, name) for name in self.inputs]
+        args += [leaf_of(model, name) for name in self.varied]
+        width = int(np.prod(np.shape(args[0])))
+
+        def run(ins: list[np.ndarray], outs: list[np.ndarray]) -> None:
+            with self._simulations(ins[0].size // width, reads) as simulations:
+                simulations.run(substeps, ins, outs)
+
+        call = host_call(self._call_name(substeps, reads), run)
+        found = call([self.types[name] for name in reads], *args)
+        return data.replace(**dict(zip(reads, found, strict=True)))
+
+    def _call_name(self, substeps: int, reads: Sequence[str]) -> str:
+        """The same in every process for the same model, fields, steps and MuJoCo."""
+        text = repr((substeps, self.inputs, self.varied, tuple(reads), mujoco.__version__))
+        return "jaxtd3_mujoco_" + hashlib.sha256(text.encode() + self._bytes).hexdigest()[:24]
+
+    # --- on the host ----------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _simulations(self, num: int, reads: tuple[str, ...]) -> Iterator[Simulations]:
+        """Simulations that nobody else uses meanwhile."""
+        with self._lock:
+            free = self._free.setdefault((num, reads), [])
+            found = free.pop() if free else None
+        found = found or Simulations(self, num, reads)
+        yield found  # after an error they are not used again
+        with self._lock:
+            free.append(found)
+
+
+def prepare_model(model: mujoco.MjModel) -> mujoco.MjModel:
+    """A copy that is never put back to its start unseen, and steers clear of a known defect."""
+    model = copy.copy(model)
+    model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET
+    if needs_dense(model):
+        model.opt.jacobian = mujoco.mjtJacobian.mjJAC_DENSE
+    return model
+
+
+def needs_dense(model: mujoco.MjModel) -> bool:
+    """MuJoCo 4.0.0 factors wrongly with Newton's method and a sparse constraint Jacobian."""
+    sparse = model.opt.jacobian == mujoco.mjtJacobian.mjJAC_SPARSE or (
+        model.opt.jacobian == mujoco.mjtJacobian.mjJAC_AUTO and model.nv >= 60
+    )
+    newton = model.opt.solver == mujoco.mjtSolver.mjSOL_NEWTON
+    return bool(sparse and newton and mujoco.__version__ == "4.0.0")
+
+
+def model_bytes(model: mujoco.MjModel) -> bytes:
+    """A digest of all that a model is."""
+    buffer = np.empty(mujoco.mj_sizeModel(model), np.uint8)
+    mujoco.mj_saveModel(model, None, buffer)
+    return hashlib.sha256(buffer.data).digest()
+
+
+def field_names(data: Any) -> tuple[str, ...]:
+    """The public fields of an `mjx.Data`."""
+    return tuple(f.name for f in dataclasses.fields(data) if f.name != "_impl")
+
+
+def leaf_of(model: Any, name: str) -> Any:
+    """`opt.gravity` or `body_mass` of a model."""
+    return functools.reduce(getattr, name.split("."), model)
