@@ -180,6 +180,34 @@ class Render:
 
 
 @dataclass(frozen=True)
+class Play:
+    """Drive a policy live, in real time, in a browser.
+
+    Without a policy, --env NAME plays the untrained robot. Sliders and keys give the command; the
+    page tells the reward's terms and what the policy observes.
+    """
+
+    run: Annotated[Path | None, tyro.conf.Positional, shown("RUN")] = None
+    """Folder of a run, a policy file, or the name of a shipped policy."""
+    env: Name = None
+    """Environment (the policy's own; another ground for the same robot may be named)."""
+    agent: Name = None
+    """What acts where there is no policy: zero or random (zero)."""
+    port: Count = None
+    """Port to listen on; 0 takes a free one (8230)."""
+    host: Annotated[str | None, shown("ADDRESS")] = None
+    """Address to listen on (this machine alone); any other is guarded by a token."""
+    window: Switch = False
+    """Open a window instead, where there is a display."""
+    seconds: Annotated[float | None, shown("S")] = None
+    """End after so long (when interrupted)."""
+    seed: Annotated[int, shown("INT")] = 0
+    """Seed of the first states (0)."""
+    best: Switch = False
+    """The checkpoint that evaluated best instead of the last one."""
+
+
+@dataclass(frozen=True)
 class Export:
     """Write a trained policy: as ONNX, compared with JAX, or as a small file of its weights."""
 
@@ -295,6 +323,7 @@ COMMANDS = {
     "sweep": Command(Sweep, "jaxtd3.sweep:sweep_command"),
     "evaluate": Command(Evaluate, "jaxtd3.commands:evaluate_command"),
     "render": Command(Render, "jaxtd3.commands:render_command"),
+    "play": Command(Play, "jaxtd3.play.command:play_command"),
     "export": Command(Export, "jaxtd3.commands:export_command"),
     "bench": Command(Bench, "jaxtd3.bench:bench_command"),
     "envs": Command(Envs, "jaxtd3.commands:envs_command"),

@@ -1,0 +1,553 @@
+"""`jaxtd3 play`: the page's requests, who is answered, and what a browser shows."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import shutil
+import socket
+import struct
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import jax.numpy as jnp
+import mujoco
+import numpy as np
+import pytest
+
+from jaxtd3.cli import main
+from jaxtd3.config import Config
+from jaxtd3.envs import make_env
+from jaxtd3.envs.base import EnvConfig
+from jaxtd3.errors import UserError
+from jaxtd3.layout import Part, describe_layout, observation_layout
+from jaxtd3.play.command import robot
+from jaxtd3.play.scene import VERTEX, box, coarse_meshes, corner_normals, pack_scene, round_shape
+from jaxtd3.play.server import Server, is_loopback, page_text
+from jaxtd3.play.session import Pace, Session
+from jaxtd3.play.window import press
+
+T1 = "T1JoystickFlatTerrain"
+
+
+@pytest.fixture(scope="module")
+def session():
+    env = make_env(EnvConfig(T1, num_envs=1, impl="native", physics_threads=1))
+    zero = lambda obs, key: jnp.zeros(env.spec.action_size)  # noqa: E731
+    session = Session(env, zero, about={"agent": "zero actions"})
+    session.layout_all = observation_layout(env.env, privileged=True)
+    session.text = describe_layout(env.env)
+    return session
+
+
+@pytest.fixture(scope="module")
+def server(session):
+    """A server whose session runs slowly, so that nothing falls meanwhile."""
+    server = Server(port=0)
+    server.start(session)
+    thread = threading.Thread(target=session.run, args=(300.0,), daemon=True)
+    thread.start()
+    yield server
+    session.ended = True
+    thread.join()
+    server.stop()
+
+
+def get(server, path, headers=None):
+    request = urllib.request.Request(f"http://127.0.0.1:{server.port}{path}", headers=headers or {})
+    with urllib.request.urlopen(request, timeout=20) as reply:
+        return reply.read()
+
+
+def ask(server, what, headers=None, path="/control"):
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{server.port}{path}",
+        data=what if isinstance(what, bytes) else json.dumps(what).encode(),
+        headers={"Content-Type": "application/json", **(headers or {})},
+    )
+    with urllib.request.urlopen(request, timeout=20) as reply:
+        return json.load(reply)
+
+
+def refused(call, *args, **kwargs):
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        call(*args, **kwargs)
+    return caught.value.code, json.loads(caught.value.read())["error"]
+
+
+def until(check, seconds=20.0):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found = check()
+        if found:
+            return found
+        time.sleep(0.05)
+    raise AssertionError("nothing came of it")
+
+
+def state(server):
+    return json.loads(get(server, "/state"))
+
+
+# --- the session --------------------------------------------------------------------------------
+
+
+def test_layout_has_the_width_of_what_is_observed(session):
+    assert session.layout[0] == Part("linvel", 0, 3)
+    assert session.layout[-1].stop == session.spec.obs_size == 85
+    assert session.layout_all[-1].stop == session.spec.width
+    assert session.text["joint_velocities"] == "35:58"
+    names = [part.name for part in session.layout_all]
+    assert len(set(names)) == len(names)
+
+
+def test_layout_of_another_width_is_refused(session):
+    class Fake:
+        spec = session.spec.__class__(T1, 84, 23, 1000)
+
+        class unwrapped:
+            mj_model = session.model
+
+    with pytest.raises(UserError, match="85 numbers, not 84"):
+        observation_layout(Fake)
+
+
+def test_envs_prints_the_layout(capsys):
+    assert main(["envs", "--env", T1]) == 0
+    assert "gyro=3:6, gravity=6:9, command=9:12" in capsys.readouterr().out
+
+
+def test_the_command_is_what_the_policy_sees_one_step_later(session):
+    session.control({"command": [0.25, -0.5, 0.75]})
+    session.advance()
+    np.testing.assert_allclose(session.state()["seen"], [0.25, -0.5, 0.75], atol=1e-4)
+    session.control({"command": [9, -9, 9]})  # no further than training went
+    assert session.controls.command == (1.0, -0.8, 1.0)
+    session.control({"command": [0, 0, 0]})
+
+
+def test_a_push_moves_the_robot(session):
+    session.control({"reset": True})
+    session.advance()
+    session.advance()
+    before = np.array(session.state()["velocity"])
+    session.control({"push": [2.0, 0.0]})
+    session.advance()
+    moved = np.array(session.state()["velocity"]) - before
+    assert moved[0] > 0.8
+    assert abs(moved[1]) < 0.5
+
+
+def test_walking_off_starts_the_gait_with_the_feet_apart(session):
+    phase = lambda: np.asarray(session._inner.state.info["phase"])  # noqa: E731
+    session.control({"reset": True, "command": [0, 0, 0]})
+    for _ in range(3):
+        session.advance()
+    assert phase()[0] == phase()[1]
+    session.control({"command": [0.5, 0, 0]})
+    session.advance()
+    assert abs(abs(phase()[0] - phase()[1]) - np.pi) < 1e-3
+    session.control({"command": [0, 0, 0]})
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({}, "names what it asks for"),
+        ([], "names what it asks for"),
+        ({"jump": 1}, "unknown request 'jump'"),
+        ({"command": [1, 2]}, "3 finite numbers"),
+        ({"command": [1, 2, float("nan")]}, "3 finite numbers"),
+        ({"command": "abc"}, "3 finite numbers"),
+        ({"push": [9, 9]}, "at most 3 m/s"),
+        ({"push": True}, "2 finite numbers"),
+        ({"pause": 1}, "true or false"),
+        ({"speed": None}, "1 finite numbers"),
+    ],
+)
+def test_requests_that_are_refused(session, asked, said):
+    before = session.controls
+    with pytest.raises(UserError, match=said):
+        session.control(asked)
+    assert session.controls == before
+
+
+def test_keys_of_the_window(session):
+    press(session, "W")
+    press(session, "Q")
+    np.testing.assert_allclose(session.controls.command, [0.1, 0, 0.1])
+    press(session, "X")
+    assert session.controls.command == (0, 0, 0)
+    press(session, " ")
+    assert session.controls.paused
+    press(session, " ")
+    press(session, "~")
+
+
+def test_a_fall_begins_anew(session):
+    falls = session.falls
+    for _ in range(5):
+        session.control({"push": [3.0, 0.0]})
+        for _ in range(60):
+            session.advance()
+            if session.falls > falls:
+                assert session.state()["position"][2] > 0.5
+                return
+    raise AssertionError("it never fell")
+
+
+def test_the_clock(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("jaxtd3.play.session.time.monotonic", lambda: now[0])
+    slept = []
+    monkeypatch.setattr(
+        "jaxtd3.play.session.time.sleep",
+        lambda s: (slept.append(s), now.__setitem__(0, now[0] + s)),
+    )
+    pace = Pace(0.02)
+    assert pace.describe() == "no step was taken"
+    pace.start()
+    for _ in range(10):
+        now[0] += 0.005
+        pace.wait(1.0)
+    assert pace.rate() == pytest.approx(1.0)
+    np.testing.assert_allclose(slept, 0.015, atol=1e-9)
+    now[0] += 5.0  # a step that takes long is not caught up with
+    pace.wait(1.0)
+    now[0] += 0.005
+    pace.wait(1.0)
+    assert slept[-1] == pytest.approx(0.015)
+    assert pace.rate() < 0.1
+    slow = Pace(0.02)
+    slow.start()
+    slow.wait(0.5)
+    assert slept[-1] == pytest.approx(0.04)
+    assert slow.rate() == pytest.approx(1.0)
+
+
+# --- the scene ----------------------------------------------------------------------------------
+
+
+def read_scene(data):
+    length = struct.unpack("<I", data[:4])[0]
+    return json.loads(data[4 : 4 + length]), np.frombuffer(data[4 + length :], VERTEX)
+
+
+def test_the_scene_has_every_body_and_a_floor(session):
+    head, vertices = read_scene(pack_scene(session.model, shapes=True))
+    assert len(head["bodies"]) == session.model.nbody
+    assert sum(body["count"] for body in head["bodies"]) == len(vertices)
+    assert head["floor"] == 0.0
+    assert session.model.body(head["root"]).name == session.model.body(1).name
+    assert np.all(np.isfinite(vertices["position"]))
+    length = np.linalg.norm(vertices["normal"][:, :3].astype(float), axis=1)
+    assert np.all(np.abs(length - 127) < 2.5)
+
+
+def test_shapes_are_what_mujoco_says():
+    xml = """<mujoco><asset><hfield name="h" nrow="3" ncol="4" size="2 1 .5 .1"/>
+      <mesh name="m" vertex="0 0 0  .1 0 0  0 .1 0  0 0 .1"/></asset><worldbody>
+      <geom type="plane" size="1 1 1"/><geom type="hfield" hfield="h"/><body><freejoint/>
+      <geom type="box" size=".1 .2 .3"/><geom type="sphere" size=".1"/>
+      <geom type="capsule" size=".1 .3"/><geom type="cylinder" size=".1 .3"/>
+      <geom type="ellipsoid" size=".1 .2 .3"/><geom type="mesh" mesh="m"/></body>
+      </worldbody></mujoco>"""
+    model = mujoco.MjModel.from_xml_string(xml)
+    head, vertices = read_scene(pack_scene(model))
+    body = vertices[head["bodies"][1]["first"] :]["position"]
+    np.testing.assert_allclose(np.abs(body[:36]).max(axis=0), [0.1, 0.2, 0.3], atol=1e-6)
+    ground = vertices[: head["bodies"][0]["count"]]["position"]
+    np.testing.assert_allclose(np.ptp(ground, axis=0)[:2], [4, 2], atol=1e-6)
+    assert np.abs(body[:, 2]).max() == pytest.approx(0.4, abs=1e-3)  # the capsule's end
+
+
+def test_faces_look_outwards():
+    for shape in (box(np.array([1.0, 2, 3])), round_shape(np.ones(3), 0.5)):
+        middle = shape.vertices[shape.faces].reshape(-1, 3)
+        assert np.all(np.sum(corner_normals(shape) * middle, axis=1) > 0)
+
+
+def test_large_meshes_become_coarser(session):
+    whole = sum(len(m.faces) for m in coarse_meshes(session.model, most=10**9).values())
+    assert whole == session.model.nmeshface
+    most = max(whole // 2, 200)
+    assert sum(len(m.faces) for m in coarse_meshes(session.model, most).values()) <= most
+
+
+# --- over HTTP ----------------------------------------------------------------------------------
+
+
+def test_the_page_is_one_file(server):
+    page = get(server, "/").decode()
+    assert "makeView" in page
+    assert "/* page.js */" not in page
+    assert "http" not in page.replace("http-equiv", ""), "nothing is fetched from elsewhere"
+    assert page.encode() == page_text()
+
+
+def test_a_command_is_read_back(server):
+    ask(server, {"pause": False, "speed": 1.0})
+    assert ask(server, {"command": [0.5, 0.0, -0.25]})["command"] == [0.5, 0.0, -0.25]
+    seen = until(lambda: (s := state(server))["seen"] == [0.5, 0.0, -0.25] and s)
+    assert seen["command"] == [0.5, 0.0, -0.25]
+    assert seen["env"] == T1
+    assert set(seen["terms"]) >= {"alive", "tracking_lin_vel"}
+    assert len(seen["observation"]["joint_angles"]) == 23
+    ask(server, {"command": [0, 0, 0]})
+
+
+def test_pause_and_slow_motion(server):
+    ask(server, {"pause": True})
+    until(lambda: state(server)["paused"])
+    time.sleep(0.2)
+    first = state(server)["steps"]
+    time.sleep(0.3)
+    assert state(server)["steps"] == first
+    assert ask(server, {"pause": False, "speed": 0.0})["speed"] == 0.05
+    time.sleep(0.5)
+    assert 0 < state(server)["steps"] - first < 5
+    ask(server, {"speed": 1})
+
+
+def test_frames_are_streamed(server):
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/frames", timeout=20) as reply:
+        assert reply.headers["Content-Type"] == "text/event-stream"
+        lines = [reply.readline().decode().strip() for _ in range(6)]
+    assert lines[0] == "event: about"
+    assert json.loads(lines[1].removeprefix("data: "))["env"] == T1
+    assert lines[3] == "event: frame"
+    frame = json.loads(lines[4].removeprefix("data: "))
+    assert len(frame["poses"]) == 7 * server.session.model.nbody
+    assert len(frame["obs"]) == 85
+    until(lambda: server.streams == 0)
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "/../server.py", "/page/page.js", "/control"])
+def test_no_file_is_served(server, path):
+    assert refused(get, server, path)[0] == 404
+
+
+def test_other_hosts_and_sites_are_refused(server):
+    assert refused(get, server, "/state", {"Host": "evil.example"})[0] == 403
+    assert refused(get, server, "/state", {"Host": f"evil.example:{server.port}"})[0] == 403
+    assert refused(ask, server, {"reset": True}, {"Origin": "http://evil.example"})[0] == 403
+    local = f"http://127.0.0.1:{server.port}"
+    assert ask(server, {"pause": False}, {"Origin": local})["paused"] is False
+    assert get(server, "/state", {"Host": f"localhost:{server.port}"})
+
+
+def test_bad_requests(server):
+    assert refused(ask, server, {"reset": True}, {"Content-Type": "text/plain"})[0] == 415
+    assert refused(ask, server, b"{" * 3000) == (400, "this is not JSON")
+    assert refused(ask, server, b" " * 5000)[0] == 413
+    assert refused(ask, server, {"fly": 1})[0] == 400
+    assert refused(ask, server, {"pause": True}, path="/state")[0] == 404
+    assert state(server)["paused"] is False
+
+
+def test_another_address_needs_the_token(session):
+    server = Server("0.0.0.0", 0)
+    server.start(session)
+    try:
+        assert len(server.token) >= 20
+        assert server.token in server.url
+        for path in ("/", "/state", "/scene", "/frames", "/state?token=", "/state?token=wrong"):
+            assert refused(get, server, path)[0] == 403
+        assert refused(ask, server, {"reset": True})[0] == 403
+        good = f"token={server.token}"
+        assert json.loads(get(server, f"/state?{good}"))["env"] == T1
+        assert b"canvas" in get(server, f"/?{good}")
+        ask(server, {"pause": False}, path=f"/control?{good}")
+    finally:
+        server.stop()
+
+
+def test_what_is_loopback():
+    assert all(is_loopback(host) for host in ("127.0.0.1", "localhost", "::1", "127.3.2.1"))
+    assert not any(is_loopback(host) for host in ("0.0.0.0", "10.0.0.1", "::", "example.com"))
+
+
+# --- the command --------------------------------------------------------------------------------
+
+
+def line(capsys):
+    err = capsys.readouterr().err.strip()
+    assert "\n" not in err
+    assert "Traceback" not in err
+    return err
+
+
+def test_a_port_in_use_is_told_in_one_line(capsys):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert main(["play", "--env", T1, "--port", str(port)]) == 2
+    assert f"port {port} is in use" in line(capsys)
+
+
+def untrained_policy(path: Path, env: str) -> Path:
+    import jax
+
+    from jaxtd3.config import config_from_dict
+    from jaxtd3.policy import save_policy
+    from jaxtd3.td3 import fast_td3
+
+    config = config_from_dict(Config().to_dict(), "test").override({"name": env})
+    agent = fast_td3(make_env(EnvConfig(env, num_envs=1, impl="native")).spec, config.agent)
+    save_policy(path, agent.init(jax.random.key(0)), config, {})
+    return path
+
+
+def test_mistakes_are_told_in_one_line(capsys, tmp_path, monkeypatch):
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    foreign = tmp_path / "foreign.npz"
+    np.savez(foreign, x=np.zeros(3))
+    text = tmp_path / "notes.npz"
+    text.write_text("hello")
+    empty = tmp_path / "run"
+    empty.mkdir()
+    (empty / "config.json").write_text(json.dumps(Config().to_dict()))
+    policy = untrained_policy(tmp_path / "cart.npz", "CartpoleBalance")
+    cases = [
+        ([], "nothing to play"),
+        (["--env", "T1JoystickFlatTerain"], "did you mean 'T1JoystickFlatTerrain'"),
+        (["--env", T1, "--agent", "zeros"], "did you mean 'zero'"),
+        (["--env", "Pendulum"], "no MuJoCo model"),
+        (["--env", T1, "--port", "70000"], "between 0 and 65535"),
+        (["--env", T1, "--seconds", "0"], "not above 0"),
+        (["--env", T1, "--seconds", "soon"], "seconds"),
+        (["--env", T1, "--seed", "-1"], "negative"),
+        (["--env", T1, "--host", "203.0.113.1"], "cannot listen"),
+        (["--env", T1, "--window"], "DISPLAY is not set"),
+        (["--env", T1, "--window", "--port", "1"], "opens no port"),
+        ([str(foreign)], "is no policy of jaxtd3"),
+        ([str(text)], "is no policy of jaxtd3"),
+        ([str(tmp_path / "nowhere")], "nowhere"),
+        ([str(empty)], "checkpoint"),
+        ([str(policy), "--agent", "zero"], "without a policy"),
+        ([str(policy), "--env", T1], f"trained in CartpoleBalance: it cannot drive {T1}"),
+    ]
+    for argv, said in cases:
+        free = (
+            [] if any("--port" in word or "--window" in word for word in argv) else ["--port", "0"]
+        )
+        assert main(["play", *argv, *free]) == 2, argv
+        assert said in line(capsys), argv
+
+
+def test_one_robot_on_two_grounds():
+    assert robot("G1JoystickFlatTerrain") == robot("G1JoystickRoughTerrain")
+    assert robot("G1JoystickFlatTerrain") != robot(T1)
+
+
+def test_a_policy_is_played_to_the_end(capsys, tmp_path):
+    policy = untrained_policy(tmp_path / "cart.npz", "CartpoleBalance")
+    assert main(["play", str(policy), "--port", "0", "--seconds", "0.5"]) == 0
+    first, last = capsys.readouterr().out.strip().splitlines()
+    assert first.startswith("CartpoleBalance, cart.npz (cart.npz): http://127.0.0.1:")
+    assert "x real time" in last
+
+
+# --- in a browser -------------------------------------------------------------------------------
+
+FLAGS = (
+    "--headless --no-sandbox --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync --use-gl=angle --use-angle=swiftshader "
+    "--enable-unsafe-swiftshader --window-size=900,700"
+)
+
+
+class Browser:
+    """Headless Chromium, spoken to by the WebDriver protocol."""
+
+    def __init__(self, folder: Path):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.base = f"http://127.0.0.1:{port}"
+        self.driver = subprocess.Popen(
+            ["chromedriver", f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        chrome = {"args": [*FLAGS.split(), f"--user-data-dir={folder}"]}
+        if shutil.which("chromium"):
+            chrome["binary"] = shutil.which("chromium")
+        asked = {"capabilities": {"alwaysMatch": {"goog:chromeOptions": chrome}}}
+        until(lambda: self.awake(port))
+        self.base += "/session/" + self.call("/session", asked)["sessionId"]
+
+    @staticmethod
+    def awake(port: int) -> bool:
+        with socket.socket() as tried:
+            return tried.connect_ex(("127.0.0.1", port)) == 0
+
+    def call(self, path, body=None, method=None):
+        request = urllib.request.Request(
+            self.base + path,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
+            method=method,
+        )
+        with urllib.request.urlopen(request, timeout=90) as reply:
+            return json.load(reply)["value"]
+
+    def run(self, script):
+        return self.call("/execute/sync", {"script": script, "args": []})
+
+    def close(self):
+        try:
+            self.call("", method="DELETE")
+        finally:
+            self.driver.terminate()
+            self.driver.wait()
+
+
+@pytest.fixture
+def browser(tmp_path):
+    if not (shutil.which("chromedriver") and shutil.which("chromium")):
+        pytest.skip("no Chromium here")
+    browser = Browser(tmp_path / "profile")
+    yield browser
+    browser.close()
+
+
+def test_the_page_shows_the_robot_and_steers_it(server, browser):
+    from PIL import Image
+
+    ask(server, {"pause": False, "reset": True, "command": [0, 0, 0], "speed": 0.2})
+    browser.call("/url", {"url": f"http://localhost:{server.port}/"})
+    until(lambda: browser.run("return window.played && window.played.frames > 3"), 60)
+    assert browser.run("return document.getElementById('notice').textContent") == ""
+    assert browser.run("return document.getElementById('env').textContent") == T1
+    assert browser.run("return document.querySelectorAll('.term').length") == 25
+    assert browser.run("return document.querySelectorAll('.part').length") == 9
+
+    ask(server, {"pause": True})
+    picture = Image.open(io.BytesIO(base64.b64decode(browser.call("/screenshot")))).convert("L")
+    shades = np.asarray(picture, float)[:, :560]
+    unlike = np.abs(shades - np.median(shades, axis=1, keepdims=True)) > 30  # nor sky nor floor
+    assert np.mean(unlike[:, 180:380]) > 0.01, "there is no robot"
+    assert np.mean(unlike[:, :100]) < 0.001
+    ask(server, {"pause": False})
+
+    slide = "const s = document.getElementById('command-0'); s.value = 0.6;"
+    browser.run(slide + "s.dispatchEvent(new Event('input'));")
+    until(lambda: state(server)["seen"] == [0.6, 0.0, 0.0])
+    key = "dispatchEvent(new KeyboardEvent('keydown', {key: '%s'}));"
+    browser.run(key % "q" + key % "e" + key % "a")
+    until(lambda: state(server)["command"] == [0.6, 0.1, 0.0])
+    browser.run("document.getElementById('stop').click()")
+    until(lambda: state(server)["command"] == [0, 0, 0])
+    browser.run("document.getElementById('pause').click()")
+    until(lambda: state(server)["paused"])
+    before = state(server)["velocity"]
+    browser.run("document.getElementById('push').click()")
+    ask(server, {"pause": False})
+    moved = lambda: np.linalg.norm(np.subtract(state(server)["velocity"], before)[:2])  # noqa: E731
+    until(lambda: moved() > 0.3)
