@@ -8,7 +8,7 @@ Seeds are a vmapped population: one compiled program trains them all. An axis is
 """
 
 # ruff: noqa: E402
-from jaxtd3.startup import prepare
+from jaxtd3.runtime import prepare
 
 prepare()
 
@@ -28,7 +28,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 import jaxtd3
-from jaxtd3.presets import ALGORITHMS
+from jaxtd3.config.presets import ALGORITHMS
 
 Variants = dict[str, dict[str, Any]]  # label -> changes of the settings
 POINTS = 10  # evaluations per run

@@ -6,7 +6,7 @@ knows `# %%`. What it makes goes to runs/first_half_hour.
 
 # ruff: noqa: E402
 # %% Before JAX starts: a compiler fix for CPUs, and a cache that makes the second run start faster
-from jaxtd3.startup import prepare
+from jaxtd3.runtime import prepare
 
 prepare()
 
@@ -17,7 +17,8 @@ import jax
 import numpy as np
 
 import jaxtd3
-from jaxtd3 import export, plots, render
+from jaxtd3.output import onnx as export
+from jaxtd3.output import plots, video
 
 OUT = Path("runs/first_half_hour")
 OUT.mkdir(parents=True, exist_ok=True)
@@ -69,7 +70,7 @@ panels = plots.learning_panels(rows) + plots.small_panels(rows, "train/")
 print("curves:", OUT / "curves.png")
 
 # %% Watch
-video = render.render_video(env, agent, state.agent, jax.random.key(2), OUT / "video.mp4")
+video = video.render_video(env, agent, state.agent, jax.random.key(2), OUT / "video.mp4")
 print("video: ", video)
 
 # %% Take it elsewhere: one file that a controller can run without JAX

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from jaxtd3.cli import main
+from jaxtd3.cli.main import main
 
 # A bonus for every step on its feet lets a robot fall later within a short run; see presets.py.
 OURS = {"alive": 10.0}
@@ -32,7 +32,7 @@ def take(argv: list[str], flag: str, default: str | None) -> str | None:
 
 def points(env: str, ours: str | None) -> list[dict]:
     """The weightings to compare; terms that one does not name keep the environment's own weight."""
-    from jaxtd3.presets import tuned_reward
+    from jaxtd3.config.presets import tuned_reward
 
     tuned = dict(tuned_reward(env))
     mine = tuned | OURS

@@ -12,7 +12,7 @@ relabelling pays; after `--old -4 --new 0` a fresh start is faster, for the acto
 from __future__ import annotations
 
 # ruff: noqa: E402
-from jaxtd3.startup import prepare
+from jaxtd3.runtime import prepare
 
 prepare()
 
@@ -24,8 +24,8 @@ import jax
 import numpy as np
 
 import jaxtd3
-from jaxtd3.metrics import metrics_of
-from jaxtd3.population import with_members
+from jaxtd3.envs.metrics import metrics_of
+from jaxtd3.loop.population import with_members
 
 CHUNK = 5
 

@@ -11,32 +11,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from benchmarks import overhead, peers, processes, races, suite, table
 
 import jaxtd3
-from jaxtd3 import (
-    bench,
-    bench_count,
-    bench_measure,
-    bench_operations,
-    bench_overhead,
-    bench_peers,
-    bench_processes,
-    bench_return,
-    bench_roofline,
-    bench_scaling,
-    bench_suite,
-    bench_table,
-    cli,
-    distributional,
-)
-from jaxtd3.bench_programs import Held, full_state, with_fill
-from jaxtd3.bench_time import Task, interleave, spread
-from jaxtd3.config import Config
+from jaxtd3.agent import distributional
+from jaxtd3.bench import counts, measure, operations, roofline, scaling
+from jaxtd3.bench.programs import Held, full_state, with_fill
+from jaxtd3.bench.sketch import make_sketch, project
+from jaxtd3.bench.timing import Task, interleave, spread
+from jaxtd3.cli import bench
+from jaxtd3.cli import main as cli
+from jaxtd3.config.config import Config
+from jaxtd3.core.types import EnvSpec
 from jaxtd3.errors import UserError
-from jaxtd3.parts import build
-from jaxtd3.sketch import make_sketch, project
-from jaxtd3.train_step import make_chunk
-from jaxtd3.types import EnvSpec
+from jaxtd3.loop.chunk import make_chunk
+from jaxtd3.run.program import build
 
 SMALL = {
     "num_envs": 32,
@@ -61,15 +50,15 @@ def parts():
 
 @pytest.fixture(scope="module")
 def result(parts):
-    return bench_measure.measure(parts, 5, length=5, seconds=0.05, compiles=1)
+    return measure.measure(parts, 5, length=5, seconds=0.05, compiles=1)
 
 
 # --- the result ---------------------------------------------------------------------------------
 
 
 def test_schema(result):
-    assert (*[k for k in result if k != "details"],) == bench_measure.HEADLINES
-    for name in bench_measure.HEADLINES:
+    assert (*[k for k in result if k != "details"],) == measure.HEADLINES
+    for name in measure.HEADLINES:
         value = result[name]
         assert set(value) == {"median", "low", "high"}
         assert 0 <= value["low"] <= value["median"] <= value["high"] < math.inf, name
@@ -105,8 +94,8 @@ def test_regression_guard(result):
 
 
 def test_the_table_names_every_headline(result):
-    text = "\n".join(bench_measure.lines(result))
-    for name in bench_measure.HEADLINES:
+    text = "\n".join(measure.lines(result))
+    for name in measure.HEADLINES:
         assert name in text
 
 
@@ -121,7 +110,7 @@ def test_ratios_arithmetic():
         "sketch": [20.0, 20.0],
     }
     counts = {"flops": 6e9, "replay_bytes": 1, "param_bytes": 1}
-    told = bench_measure.ratios(times, counts, collect_steps=2)
+    told = measure.ratios(times, counts, collect_steps=2)
     assert told["eta"] == spread([(2 * 2 + 3 + 1) / 10] * 2)
     assert told["eta_env"]["median"] == 0.5
     assert told["eta_learn"]["median"] == 0.6
@@ -139,14 +128,12 @@ def test_dots_count_the_scans_around_them():
 
         return jax.lax.scan(body, a, length=7)[0]
 
-    found = bench_count.count_dots(
-        jax.make_jaxpr(program)(jnp.ones((4, 5)), jnp.ones((5, 6))).jaxpr
-    )
-    assert bench_count.flops(found) == 7 * 2 * (2 * 4 * 5 * 6)
+    found = counts.count_dots(jax.make_jaxpr(program)(jnp.ones((4, 5)), jnp.ones((5, 6))).jaxpr)
+    assert counts.flops(found) == 7 * 2 * (2 * 4 * 5 * 6)
     batched = jax.make_jaxpr(jax.vmap(jnp.matmul))(jnp.ones((3, 4, 5)), jnp.ones((3, 5, 6)))
-    found = bench_count.count_dots(batched.jaxpr)
-    assert bench_count.flops(found) == 3 * 2 * 4 * 5 * 6
-    assert not bench_count.gemms(found)
+    found = counts.count_dots(batched.jaxpr)
+    assert counts.flops(found) == 3 * 2 * 4 * 5 * 6
+    assert not counts.gemms(found)
 
 
 @pytest.mark.parametrize(
@@ -160,15 +147,15 @@ def test_dots_count_the_scans_around_them():
 )
 def test_flops_are_those_by_hand(changes):
     parts = make_parts(**changes)
-    traced = bench_count.flops(bench_count.learner_dots(parts))
-    assert traced == bench_count.mlp_flops(parts.env.spec, parts.config)
+    traced = counts.flops(counts.learner_dots(parts))
+    assert traced == counts.mlp_flops(parts.env.spec, parts.config)
 
 
 def test_g1_is_fasttd3s_work():
     """FastTD3's own sizes give the FLOPs that were counted for FastTD3."""
     spec = EnvSpec("G1", obs_size=103, extra_size=113, action_size=29, episode_length=1000)
     config = Config().override({"batch_size": 32768})
-    assert bench_count.mlp_flops(spec, config) / 1e9 == pytest.approx(1225, rel=0.05)
+    assert counts.mlp_flops(spec, config) / 1e9 == pytest.approx(1225, rel=0.05)
 
 
 def test_bytes(parts):
@@ -177,20 +164,20 @@ def test_bytes(parts):
     window = 4 * (2 * 3 + 1) + 4 + 1 + 2
     batch = 4 * (2 * 3 + 1 + 3)
     expected = 32 * one + 2 * 128 * (window + batch)
-    assert bench_count.replay_bytes(spec, config) == expected
+    assert counts.replay_bytes(spec, config) == expected
     actor = 4 * (3 * 32 + 32 + 32 * 16 + 16 + 16 * 8 + 8 + 8 * 1 + 1)
     critic = 2 * 4 * (4 * 64 + 64 + 64 * 32 + 32 + 32 * 16 + 16 + 16 * 21 + 21)
     agent, loop = parts.shapes.agent, config.loop
-    assert bench_count.param_bytes(agent, loop) == 2 * 10 * critic + 8 * actor
-    assert bench_count.gradient_bytes(agent, loop) == 2 * critic + actor
+    assert counts.param_bytes(agent, loop) == 2 * 10 * critic + 8 * actor
+    assert counts.gradient_bytes(agent, loop) == 2 * critic + actor
 
 
 def test_copies_of_the_ring_are_seen(parts):
     shape = ",".join(map(str, parts.shapes.replay.obs.shape))
     line = f"  %copy.1 = f32[{shape}]{{2,1,0}} copy(%x), metadata={{}}\n"
-    assert bench_count.ring_copies(line * 2, parts.shapes.replay) == 2
-    assert bench_count.ring_copies(line.replace(shape, "3,3"), parts.shapes.replay) == 0
-    assert bench_count.HOST.search('custom_call_target="xla_ffi_python_cpu_callback"')
+    assert counts.ring_copies(line * 2, parts.shapes.replay) == 2
+    assert counts.ring_copies(line.replace(shape, "3,3"), parts.shapes.replay) == 0
+    assert counts.HOST.search('custom_call_target="xla_ffi_python_cpu_callback"')
 
 
 # --- the ring -----------------------------------------------------------------------------------
@@ -200,7 +187,7 @@ def test_insert_costs_the_same_whatever_the_fill(parts):
     """One program for any fill, which writes slabs in place; and no slower when full."""
     chunk = make_chunk(parts.fns.collect_step, 20, parts.layout)
     text = chunk.lower(parts.shapes).compile().as_text()
-    assert bench_count.ring_copies(text, parts.shapes.replay) == 0
+    assert counts.ring_copies(text, parts.shapes.replay) == 0
     assert "dynamic-update-slice" in text
     held = Held(full_state(parts))
 
@@ -240,29 +227,27 @@ def test_roofline_arithmetic():
         "param_bytes": 2039e9 * 0.7 * 1e-3,
         "allreduce_bytes": 300e9 * 1e-3,
     }
-    told = bench_roofline.predict(counts, bench_roofline.GPUS["a100"], config)
+    told = roofline.predict(counts, roofline.GPUS["a100"], config)
     assert told["matmul_ms"] == pytest.approx(2)
     assert told["memory_ms"] == pytest.approx(2)
     assert told["physics_ms"] == pytest.approx(60)
     assert told["iteration_ms"] == pytest.approx(64)
     assert told["allreduce_ms"] == pytest.approx(2 * 7 / 8)
-    slower = bench_roofline.predict(
-        counts, bench_roofline.GPUS["a100"], config.override({"compute": "f32"})
-    )
+    slower = roofline.predict(counts, roofline.GPUS["a100"], config.override({"compute": "f32"}))
     assert slower["matmul_ms"] == pytest.approx(2 * 312 / 19.5)
-    assert tuple(bench_roofline.GPUS) == bench.GPU_NAMES
+    assert tuple(roofline.GPUS) == bench.GPU_NAMES
 
 
 @pytest.mark.slow
 def test_lowered_for_cuda():
     """No f32 scatter-add in the learner; `highest` on the environment's dots and nowhere else."""
     parts = make_parts("CartpoleBalance")
-    found = bench_roofline.roofline(parts, "h100")
+    found = roofline.roofline(parts, "h100")
     assert found["cuda"]["env_dots"] > 0
     assert found["cuda"]["env_dots_highest"] > 0
     assert found["cuda"]["learner_dots"] > 0
     assert all(found["checks"].values()), found
-    text = "\n".join(bench_roofline.lines(found, parts.config))
+    text = "\n".join(roofline.lines(found, parts.config))
     assert "PREDICTED" in text
     assert "assumed" in text
 
@@ -273,7 +258,7 @@ def test_a_scatter_add_would_be_seen():
         z, jnp.ones((3, 5)), jnp.ones((3, 5))
     )
     text = lowered.lower(lowering_platforms=("cuda",)).as_text()
-    assert bench_roofline.SCATTER_ADD.search(text)
+    assert roofline.SCATTER_ADD.search(text)
 
 
 # --- the sketch ---------------------------------------------------------------------------------
@@ -308,18 +293,18 @@ def test_the_sketch_learns(parts):
 
 def test_pytorch_projects_as_we_do():
     torch = pytest.importorskip("torch")
-    from jaxtd3 import bench_torch
+    from benchmarks import torch_eager
 
     z, p = np.linspace(-2, 2, 9, dtype=np.float32), np.full(9, 1 / 9, np.float32)
     for reward, discount in ((0.3, 0.9), (5.0, 0.9), (-9.0, 0.0)):
         given = (torch.tensor(z), torch.tensor(p)[None], torch.tensor([reward]))
-        found = bench_torch.project(*given, torch.tensor([discount]))[0]
+        found = torch_eager.project(*given, torch.tensor([discount]))[0]
         np.testing.assert_allclose(found, project(z, p, reward, discount), atol=1e-6)
 
 
 def test_pytorch_learns_beside_us(parts):
     pytest.importorskip("torch")
-    from jaxtd3.bench_torch import Learner
+    from benchmarks.torch_eager import Learner
 
     learner = Learner(parts)
     before = [x.detach().clone() for x in learner.actor.parameters()]
@@ -332,7 +317,7 @@ def test_pytorch_learns_beside_us(parts):
 
 def test_pytorch_knows_fasttd3_alone():
     pytest.importorskip("torch")
-    from jaxtd3.bench_torch import torch_task
+    from benchmarks.torch_eager import torch_task
 
     with pytest.raises(UserError, match="two c51 critics"):
         torch_task(make_parts(num_critics=3), 1)
@@ -356,32 +341,32 @@ def test_tasks_take_turns():
 
 
 def test_exponents():
-    assert bench_scaling.exponent([1, 2, 4], [3, 6, 12]) == pytest.approx(1)
-    assert bench_scaling.exponent([1, 10, 100], [5, 5, 5]) == pytest.approx(0)
+    assert scaling.exponent([1, 2, 4], [3, 6, 12]) == pytest.approx(1)
+    assert scaling.exponent([1, 10, 100], [5, 5, 5]) == pytest.approx(0)
 
 
 def test_a_peer_that_cannot_run_is_named_with_its_error():
-    row = bench_peers.attempt(bench_peers.PEERS["brax_sac"].run, "Pendulum", 1)
+    row = peers.attempt(peers.PEERS["brax_sac"].run, "Pendulum", 1)
     assert re.fullmatch(r".*Pendulum.*", row["error"])
-    shown = bench_peers.lines({"rates": {"brax_sac": row}, "scaled": bench_peers.SCALED})
+    shown = peers.lines({"rates": {"brax_sac": row}, "scaled": peers.SCALED})
     assert any("cannot run" in line and row["error"] in line for line in shown)
 
 
 def test_playgrounds_settings_are_scaled_as_told():
-    ppo = bench_peers.ppo_settings("CheetahRun")
-    own = bench_peers.playground_settings("CheetahRun", "ppo")
+    ppo = peers.ppo_settings("CheetahRun")
+    own = peers.playground_settings("CheetahRun", "ppo")
     assert (ppo["num_envs"], ppo["batch_size"]) == (own["num_envs"] // 8, own["batch_size"] // 8)
     assert (ppo["batch_size"] * ppo["num_minibatches"]) % ppo["num_envs"] == 0
-    sac = bench_peers.sac_settings("CheetahRun", "race")
-    own = bench_peers.playground_settings("CheetahRun", "sac")
+    sac = peers.sac_settings("CheetahRun", "race")
+    own = peers.playground_settings("CheetahRun", "sac")
     changed = {k for k in sac if k != "network_factory" and sac[k] != own[k]}
     assert changed == {"max_replay_size"}
 
 
 def test_what_brax_spent_is_told_apart(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(bench_peers.time, "perf_counter", lambda: now[0])
-    watch = bench_peers.Watch()
+    monkeypatch.setattr(peers.time, "perf_counter", lambda: now[0])
+    watch = peers.Watch()
     now[0] = 110.0
     watch({"eval/epoch_eval_time": 4.0})  # before the first call there is no training
     now[0] = 130.0
@@ -409,18 +394,18 @@ def a_row(contender, seed, train, reached=True):
 def test_races_are_summed_up():
     rows = [a_row("ours", 0, 10.0), a_row("ours", 1, 20.0), a_row("sketch", 0, 60.0, False)]
     rows.append({"contender": "brax_sac", "env": "E", "seed": 0, "error": "no"})
-    told = bench_return.summarize(rows)
+    told = races.summarize(rows)
     assert told["ours"]["train_seconds"] == spread([10.0, 20.0])
     assert told["sketch"]["over_ours_train_seconds"] == 4.0
     assert told["sketch"]["over_ours_with_compile"] == 70 / 25
     assert (told["sketch"]["reached"], told["ours"]["reached"]) == (0, 2)
     assert "brax_sac" not in told
-    assert "cannot run: no" in bench_return.row_text(rows[-1])
+    assert "cannot run: no" in races.row_text(rows[-1])
 
 
 def test_the_tables_hold_what_was_found(result, tmp_path):
     rows = [a_row("ours", 0, 10.0), a_row("sketch", 0, 60.0)]
-    race = {"env": "E", "goal": 9.0, "rows": rows, "summary": bench_return.summarize(rows)}
+    race = {"env": "E", "goal": 9.0, "rows": rows, "summary": races.summarize(rows)}
     parts = {
         "sizes": {"a": {"command": "jaxtd3 bench", **result}},
         "return": {"E": race},
@@ -428,32 +413,32 @@ def test_the_tables_hold_what_was_found(result, tmp_path):
     }
     where = {"when": "now", "machine": {"cores": 2, "cpu": "c"}}
     found = {name: {**where, "found": part} for name, part in parts.items()}
-    text = bench_table.markdown(found)
+    text = table.markdown(found)
     assert "| E to 9 | sketch | 1 of 1 | 60 | 70 | 6 |" in text
     assert "warm_over_cold" in text
-    bench_suite.write(tmp_path / "out", found)
+    suite.write(tmp_path / "out", found)
     assert json.loads((tmp_path / "out" / "latest.json").read_text()) == found
-    assert set(bench_suite.PARTS) == set(bench_table.SECTIONS)
+    assert set(suite.PARTS) == set(table.SECTIONS)
 
 
 def test_figures_in_bf16_stay_where_the_cpu_has_none(monkeypatch):
-    monkeypatch.setattr(bench_suite, "cpu_has_bf16", lambda: True)
-    assert bench_suite.chosen("") == list(bench_suite.PARTS)
-    monkeypatch.setattr(bench_suite, "cpu_has_bf16", lambda: False)
-    assert set(bench_suite.PARTS) - set(bench_suite.chosen("")) == {"bf16"}
-    assert bench_suite.chosen("ring,bf16") == ["bf16", "ring"]
+    monkeypatch.setattr(suite, "cpu_has_bf16", lambda: True)
+    assert suite.chosen("") == list(suite.PARTS)
+    monkeypatch.setattr(suite, "cpu_has_bf16", lambda: False)
+    assert set(suite.PARTS) - set(suite.chosen("")) == {"bf16"}
+    assert suite.chosen("ring,bf16") == ["bf16", "ring"]
 
 
 def test_races_of_other_days_stay(monkeypatch, tmp_path, capsys):
     def race(env, goal, limit, seeds, contenders, tell):
         rows = [a_row(name, seed, limit) for seed in seeds for name in contenders]
-        summary = bench_return.summarize(rows)
+        summary = races.summarize(rows)
         return {"env": env, "goal": goal, "limit": limit, "rows": rows, "summary": summary}
 
-    monkeypatch.setattr(bench_return, "race", race)
+    monkeypatch.setattr(races, "race", race)
     start = ["--only", "return", "--out", str(tmp_path), "--seeds", "1", "--races"]
-    assert bench_suite.main([*start, "CheetahRun:600:9,CartpoleBalance:950:8"]) == 0
-    assert bench_suite.main([*start, "CheetahRun:700:7"]) == 0
+    assert suite.main([*start, "CheetahRun:600:9,CartpoleBalance:950:8"]) == 0
+    assert suite.main([*start, "CheetahRun:700:7"]) == 0
     found = json.loads((tmp_path / "latest.json").read_text())["return"]["found"]
     assert {env: row["limit"] for env, row in found.items()} == {
         "CheetahRun": 7.0,
@@ -462,7 +447,7 @@ def test_races_of_other_days_stay(monkeypatch, tmp_path, capsys):
     before = (tmp_path / "latest.json").read_bytes()
     for wrong, told in (("CheetahRun:600", "ENV:RETURN:SECONDS"), ("CheetaRun:1:2", "CheetahRun")):
         capsys.readouterr()
-        assert bench_suite.main([*start, wrong]) == 2
+        assert suite.main([*start, wrong]) == 2
         assert told in capsys.readouterr().err
     assert (tmp_path / "latest.json").read_bytes() == before
 
@@ -476,14 +461,14 @@ def test_two_cores_divided(monkeypatch):
         asked.append(way)
         return next(rates)
 
-    monkeypatch.setattr(bench_processes, "iterations_per_second", fake)
-    monkeypatch.setattr(bench_processes.os, "sched_getaffinity", lambda pid: {3, 5})
-    found = bench_processes.compare("--env Pendulum", 2, lambda line: None)
-    assert asked == [*bench_processes.WAYS, *bench_processes.WAYS]
-    two, apart = (f"{way}, of the first" for way in bench_processes.WAYS[1:])
+    monkeypatch.setattr(processes, "iterations_per_second", fake)
+    monkeypatch.setattr(processes.os, "sched_getaffinity", lambda pid: {3, 5})
+    found = processes.compare("--env Pendulum", 2, lambda line: None)
+    assert asked == [*processes.WAYS, *processes.WAYS]
+    two, apart = (f"{way}, of the first" for way in processes.WAYS[1:])
     assert found[two] == {"median": pytest.approx(0.65), "low": 0.5, "high": 0.8}
     assert found[apart]["median"] == pytest.approx(0.35)
-    assert "two devices" in bench_table.flats({"Pendulum": found})
+    assert "two devices" in table.flats({"Pendulum": found})
 
 
 # --- the command --------------------------------------------------------------------------------
@@ -546,25 +531,25 @@ ENTRY %main (x: f32[2,2]) -> f32[2] {
   %s.1 = f32[2]{0} fusion(%d.1), kind=kLoop, calls=%fused, metadata={op_name="jit(f)/sub"}
   ROOT %m.1 = f32[2]{0} maximum(%s.1, %s.1), metadata={op_name="jit(f)/jit(relu)/max"}
 }"""
-    known = bench_operations.describe(text)
-    kinds = {name: bench_operations.kind_of(known[name]) for name in ("d.1", "s.1", "m.1")}
+    known = operations.describe(text)
+    kinds = {name: operations.kind_of(known[name]) for name in ("d.1", "s.1", "m.1")}
     assert kinds == {
-        "d.1": bench_operations.PRODUCTS,
+        "d.1": operations.PRODUCTS,
         "s.1": "softmax and cross-entropy",
         "m.1": "bias, activation and their gradients",
     }
-    assert bench_operations.kind_of("add | jit(f)/add") == bench_operations.OTHER
+    assert operations.kind_of("add | jit(f)/add") == operations.OTHER
 
 
 def test_time_within_an_operation_is_not_counted_twice():
     events = [("loop", 0, 10), ("body", 1, 3), ("body", 5, 3), ("inner", 6, 1), ("next", 10, 2)]
-    spent = bench_operations.own_seconds(bench_operations.Event(*e) for e in events)
+    spent = operations.own_seconds(operations.Event(*e) for e in events)
     assert spent == {"loop": 4, "body": 5, "inner": 1, "next": 2}
 
 
 @pytest.mark.slow
 def test_brax_runs_beside_ours():
-    found = bench_peers.compare(make_parts("CartpoleBalance"), rounds=1, seconds=0.1)
+    found = peers.compare(make_parts("CartpoleBalance"), rounds=1, seconds=0.1)
     for name in ("ours", "ours_full", "brax_sac", "brax_sac_full", "brax_ppo"):
         assert found["rates"][name]["updates_per_second"]["median"] > 0, found["rates"][name]
 
@@ -573,20 +558,20 @@ def test_brax_runs_beside_ours():
 
 
 def test_a_rate_is_of_the_time_awake_between_the_first_row_and_the_last_but_one():
-    run = bench_overhead.Run.__new__(bench_overhead.Run)
+    run = overhead.Run.__new__(overhead.Run)
     seconds = [1.0, 3.0, 5.0, 6.0, 60.0]  # before training, first, middle, last but one, last
     iterations = [0, 50, 100, 150, 200]
-    run.marks = [bench_overhead.Mark(*mark) for mark in zip(seconds, iterations, strict=True)]
+    run.marks = [overhead.Mark(*mark) for mark in zip(seconds, iterations, strict=True)]
     assert run.rate() == pytest.approx(100 / 3)
 
 
 @pytest.mark.parametrize("words", [["Cartpole", "x"], ["Cartpole", "0"], ["Cartpole", "1", "-1"]])
 def test_overhead_refuses_nonsense_in_one_line(words, capsys):
-    assert bench_overhead.main(words) == 2
+    assert overhead.main(words) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_overhead_says_that_a_run_failed(monkeypatch, capsys):
-    monkeypatch.setattr(bench_overhead.sys, "executable", "/bin/false")
-    assert bench_overhead.main(["CartpoleBalance", "1"]) == 2
+    monkeypatch.setattr(overhead.sys, "executable", "/bin/false")
+    assert overhead.main(["CartpoleBalance", "1"]) == 2
     assert capsys.readouterr().err.endswith("a run of CartpoleBalance failed\n")

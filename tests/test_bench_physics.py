@@ -11,9 +11,12 @@ import types
 import jax
 import numpy as np
 import pytest
+from benchmarks import peers
 
-from jaxtd3 import bench, bench_peers, bench_physics, cli
-from jaxtd3.envs.base import EnvConfig
+from jaxtd3.bench import physics
+from jaxtd3.cli import bench
+from jaxtd3.cli import main as cli
+from jaxtd3.config.sections import EnvConfig
 from jaxtd3.errors import UserError
 
 ENV = "CartpoleBalance"
@@ -30,7 +33,7 @@ def without_envpool(monkeypatch):
 
 @pytest.fixture(scope="module")
 def native():
-    return bench_physics.BackEnd(CFG, "native", jax.random.split(jax.random.key(0), 4))
+    return physics.BackEnd(CFG, "native", jax.random.split(jax.random.key(0), 4))
 
 
 class FakePool:
@@ -90,7 +93,7 @@ def test_back_ends_beside_c_alone_in_one_run(without_envpool, capsys):
     assert (result["num_envs"], result["physics_steps"]) == (4, 1)
     assert result["errors"] == {"envpool": "not installed (pip install 'jaxtd3[envpool]')"}
     assert "native: compiling the step" in said.err
-    shown = bench_physics.lines(result)
+    shown = physics.lines(result)
     assert sum("EnvPool" in line for line in shown) == 1
     assert any(line.startswith("native / C alone") for line in shown)
 
@@ -136,14 +139,14 @@ def test_back_ends_are_named_once():
 def test_ratios_are_of_the_same_round():
     """A slow round slows both: the ratio of medians would be 0.5."""
     times = {"native": [1.0, 9.0, 2.0], "c_alone": [1.0, 3.0, 0.5], "seam": [1e-6, 2e-6, 3e-6]}
-    found = bench_physics.figures(times, "native")
+    found = physics.figures(times, "native")
     assert found["eta_env"] == {"median": 1 / 3, "low": 0.25, "high": 1.0}
     assert found["env_steps_per_second"]["native"] == {"median": 0.5, "low": 1 / 9, "high": 1.0}
     assert found["callback"] == {"seam_us": pytest.approx({"median": 2, "low": 1, "high": 3})}
 
 
 def test_c_alone_takes_the_steps_from_the_first_states(native):
-    alone = bench_physics.Alone(native, 4)
+    alone = physics.Alone(native, 4)
     first = np.asarray(native.states.state.data.qpos)
     task = alone.task(7)
     assert task.units == 7 * 4
@@ -174,7 +177,7 @@ def test_a_scan_takes_the_steps_from_the_first_states(native):
 
 
 def test_envpool_gets_the_same_sizes(fake):
-    task = bench_physics.envpool_task(CFG, threads=3, steps=5)
+    task = physics.envpool_task(CFG, threads=3, steps=5)
     sizes = {"num_envs": 4, "num_threads": 3, "seed": 0, "push_enable": False}
     assert fake.made == (f"{ENV.lower()}-v1", {"env_type": "gymnasium", **sizes})
     task.prepare()
@@ -187,21 +190,21 @@ def test_envpool_gets_the_same_sizes(fake):
 
 def test_envpool_knows_playground_by_its_own_name(fake):
     known = fake.list_all_envs()
-    assert bench_physics.envpool_name("G1", known) == "MuJoCoPlayground/G1-v1"
-    assert bench_physics.envpool_name("CheetahRun", known) == "CheetahRun-v1"
+    assert physics.envpool_name("G1", known) == "MuJoCoPlayground/G1-v1"
+    assert physics.envpool_name("CheetahRun", known) == "CheetahRun-v1"
     with pytest.raises(UserError, match="it has no Cruise"):
-        bench_physics.envpool_name("Cruise", known)
+        physics.envpool_name("Cruise", known)
 
 
 def test_envpool_is_a_peer(fake, monkeypatch):
-    monkeypatch.setattr(bench_physics, "MOST", 2)
-    row = bench_peers.attempt(bench_peers.PEERS["envpool"].run, ENV, 1)
+    monkeypatch.setattr(physics, "MOST", 2)
+    row = peers.attempt(peers.PEERS["envpool"].run, ENV, 1)
     assert row["env_steps_per_second"]["median"] > 0
     assert row["settings"]["num_envs"] == fake.made[1]["num_envs"]
 
 
 def test_a_missing_envpool_is_told_among_the_peers(without_envpool):
-    row = bench_peers.attempt(bench_peers.PEERS["envpool"].run, ENV, 1)
-    shown = bench_peers.lines({"rates": {"envpool": row}, "scaled": {}})
+    row = peers.attempt(peers.PEERS["envpool"].run, ENV, 1)
+    shown = peers.lines({"rates": {"envpool": row}, "scaled": {}})
     assert shown[1] == f"{'EnvPool, steps alone':<28}cannot run: {row['error']}"
     assert row["error"].startswith("not installed")

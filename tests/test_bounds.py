@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import jaxtd3
-from jaxtd3 import export
-from jaxtd3.envs.bounds import Bounds, joint_bounds, stretch
-from jaxtd3.envs.playground import load_playground
+from jaxtd3.envs.playground.adapter import load_playground
+from jaxtd3.envs.playground.bounds import Bounds, joint_bounds, stretch
 from jaxtd3.errors import UserError
+from jaxtd3.output import onnx as export
 
 ARM = """<mujoco><worldbody><body><joint name="a" range="-30 90"{limited}/><geom size="0.1"/>
   </body></worldbody><actuator>{actuator}</actuator></mujoco>"""

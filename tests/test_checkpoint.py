@@ -22,8 +22,10 @@ import numpy as np
 import pytest
 
 import jaxtd3
-from jaxtd3 import checkpoint, durable, leaves
-from jaxtd3.checkpoint import (
+from jaxtd3 import durable
+from jaxtd3.errors import UserError
+from jaxtd3.run import arrays, checkpoint
+from jaxtd3.run.checkpoint import (
     CheckpointStore,
     RunLock,
     read_meta,
@@ -32,7 +34,6 @@ from jaxtd3.checkpoint import (
     state_sha256,
     verify,
 )
-from jaxtd3.errors import UserError
 
 CHUNK = 3
 SMALL = {
@@ -147,7 +148,7 @@ def test_save_owns_its_memory(tmp_path, monkeypatch):
     step = jax.jit(lambda x: x + 1.0, donate_argnums=0)
     x = jnp.zeros(1 << 16)
     pointer = x.unsafe_buffer_pointer()
-    hold, write = threading.Event(), leaves.write_arrays
+    hold, write = threading.Event(), arrays.write_arrays
 
     def late(*args):
         hold.wait()
@@ -172,7 +173,7 @@ def test_restored_arrays_are_donated_in_place(tmp_path):
     assert y.block_until_ready().unsafe_buffer_pointer() == pointer
     lines = np.zeros(1 << 12, np.uint8)
     lines = lines[-lines.ctypes.data % 64 :][:2048]  # aligned: what jax may borrow, and must not
-    placed = leaves.place(lines, jnp.array(lines))
+    placed = arrays.place(lines, jnp.array(lines))
     assert placed.unsafe_buffer_pointer() != lines.ctypes.data
     committed = {"x": jax.device_put(x["x"], jax.devices()[0])}
     assert store.restore(committed).state["x"].committed
@@ -375,7 +376,7 @@ def test_agent_alone(tmp_path, parts, monkeypatch):
     init, _ = parts
     store, state = CheckpointStore(tmp_path), init(jax.random.key(0))
     save(store, state, 0)
-    asked, read = [], leaves.read_arrays
+    asked, read = [], arrays.read_arrays
     monkeypatch.setattr(checkpoint, "read_arrays", lambda p, s: asked.extend(s) or read(p, s))
     template = jax.eval_shape(lambda: init(jax.random.key(1)).agent)
     assert_same(state.agent, restore_agent(tmp_path, template))
@@ -459,7 +460,7 @@ def test_full_disk(tmp_path):
 KILLED = """
     import os, sys, pathlib
     import numpy as np
-    from jaxtd3.checkpoint import CheckpointStore
+    from jaxtd3.run.checkpoint import CheckpointStore
     tree = lambda i: {"a": np.full((256, 256), i, np.float32), "b": np.arange(i)}
     store = CheckpointStore(pathlib.Path(sys.argv[1]))
     for i in (1, 2):

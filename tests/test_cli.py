@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from jaxtd3 import cli, finish, flags
-from jaxtd3 import doctor as doctor_module
-from jaxtd3.config import SECTIONS
-from jaxtd3.progress import Live
+from jaxtd3.cli import doctor as doctor_module
+from jaxtd3.cli import flags
+from jaxtd3.cli import main as cli
+from jaxtd3.config.sections import SECTIONS
+from jaxtd3.run import artifacts
+from jaxtd3.run.progress import Live
 from test_trainer import TINY
 
 PENDULUM = ["train", "--env", "Pendulum", "--profile", "cpu"]
@@ -25,7 +27,7 @@ def trained(tmp_path_factory) -> Path:
     """The smallest of runs."""
     run_dir = tmp_path_factory.mktemp("trained") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(finish, "make_report", lambda run_dir: None)
+        patch.setattr(artifacts, "make_report", lambda run_dir: None)
         assert cli.main(["train", *TINY, "--iterations", "10", "--run-dir", str(run_dir)]) == 0
     return run_dir
 
@@ -226,8 +228,8 @@ def test_flags_in_every_spelling():
 
 def test_settings_in_order(tmp_path):
     """Preset, then file, then flags."""
-    from jaxtd3.presets import preset
-    from jaxtd3.train import settings
+    from jaxtd3.cli.train import settings
+    from jaxtd3.envs.registry import preset
 
     def resolve(*argv: str):
         return settings(*flags.parse(flags.with_sections(cli.Train), argv, "test"))[0]
@@ -268,7 +270,7 @@ def test_help_and_mistakes_load_nothing_heavy():
 
 def test_an_environment_of_ones_own_loads_no_mujoco():
     code = (
-        "import sys, jaxtd3, jaxtd3.trainer; from jaxtd3.parts import build;"
+        "import sys, jaxtd3, jaxtd3.run.session; from jaxtd3.run.program import build;"
         "jaxtd3.register_env('Mine', jaxtd3.Pendulum);"
         "build(jaxtd3.preset('Mine', num_envs=4, length=16, batch_size=4));"
         "heavy = {'mujoco', 'mujoco_playground', 'brax'} & set(sys.modules);"

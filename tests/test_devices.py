@@ -14,9 +14,10 @@ from types import SimpleNamespace
 
 import jax
 import pytest
+from benchmarks.processes import free_port
 
-from jaxtd3 import distributed, finish
-from jaxtd3.bench_processes import free_port
+from jaxtd3.core import processes
+from jaxtd3.run import artifacts
 
 ROOT = Path(__file__).parent.parent
 SMALL = ["--num-envs", "16", "--length", "64", "--batch-size", "32", "--critic-hidden", "16"]
@@ -108,7 +109,7 @@ def test_half_a_description_is_refused(words, said, tmp_path):
     ],
 )
 def test_a_lost_process_is_told_from_other_errors(error, lost):
-    assert distributed.is_loss(error) == lost
+    assert processes.is_loss(error) == lost
 
 
 @pytest.mark.parametrize(
@@ -122,10 +123,10 @@ def test_only_a_lost_process_costs_the_report(said, line, pictures, tmp_path, mo
     drawn = []
     store = SimpleNamespace(last_good=lambda: "no checkpoint yet")
     session = SimpleNamespace(run_dir=tmp_path, store=store, error=None)
-    monkeypatch.setattr(distributed, "several", lambda: True)
-    monkeypatch.setattr(finish, "summarize", lambda session, state, status: {"status": status})
-    monkeypatch.setattr(finish, "write_artifacts", lambda *args: drawn.append(args))
-    finish.crash(session, jax.errors.JaxRuntimeError(said))
+    monkeypatch.setattr(processes, "several", lambda: True)
+    monkeypatch.setattr(artifacts, "summarize", lambda session, state, status: {"status": status})
+    monkeypatch.setattr(artifacts, "write_artifacts", lambda *args: drawn.append(args))
+    artifacts.crash(session, jax.errors.JaxRuntimeError(said))
     assert session.error.startswith(line)
     assert bool(drawn) == pictures
     assert (tmp_path / "summary.json").exists() != pictures  # else written with the pictures
@@ -212,7 +213,7 @@ def test_two_processes_learn_and_one_may_die(tmp_path, pairs, env, goal, every):
     assert "another process is gone" in pair.text(0), pair.text(0)[-2000:]
     assert "Traceback" not in pair.text(0)
     assert summary(run)["status"] == "failed"
-    assert not (run / "report.html").exists()  # it has no time for pictures: see finish.crash
+    assert not (run / "report.html").exists()  # it has no time for pictures: see artifacts.crash
 
     until = checkpoints(run)[-1] + every
     done = train(*words, "--resume", "--iterations", str(until))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxtd3 import distributional as dist
+from jaxtd3.agent import distributional as dist
 
 PROJECTIONS = [dist.project_scatter, dist.project_dense, dist.project]
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import jaxtd3
-from jaxtd3.envs.base import combine_terms, reward_weights
-from jaxtd3.types import EnvSpec, EnvStep
+from jaxtd3.core.types import EnvSpec, EnvStep
+from jaxtd3.envs.batch import combine_terms, reward_weights
 
 
 class Walk(NamedTuple):

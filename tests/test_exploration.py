@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import jaxtd3
-from jaxtd3 import exploration
-from jaxtd3.exploration import LADDERS, NoiseHyper, make_noise, random_warmup, sigmas
-from jaxtd3.train_step import LoopConfig
-from jaxtd3.train_step import make_noise as noise_of
+from jaxtd3.agent import exploration
+from jaxtd3.agent.exploration import LADDERS, NoiseHyper, make_noise, random_warmup, sigmas
+from jaxtd3.config.sections import LoopConfig
+from jaxtd3.loop.step import make_noise as noise_of
 
 STEPS, ENVS, SIZE = 400, 64, 3
 
@@ -164,7 +164,8 @@ def test_nonsense_is_refused(changes, said):
 
 def test_the_preset_lets_noise_decay_over_the_run():
     cfg = jaxtd3.preset("Pendulum", profile="cpu", iterations=70, collect_steps=4)
-    assert cfg.loop.noise_steps == 280
+    assert cfg.loop.noise_steps is None  # until the program is built
+    assert cfg.resolved().loop.noise_steps == 280
     assert jaxtd3.preset("Pendulum", profile="cpu", noise_steps=5).loop.noise_steps == 5
 
 

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import jaxtd3
-from jaxtd3 import export, onnx_layers
-from jaxtd3.types import EnvSpec
+from jaxtd3.core.types import EnvSpec
+from jaxtd3.output import onnx as export
+from jaxtd3.output import onnx_layers
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")

@@ -13,21 +13,26 @@ from itertools import islice
 import jax
 import jax.numpy as jnp
 import pytest
+from tests.drill import __main__ as drill
+from tests.drill import disk, files, fuzz, poison, saves, soak
+from tests.drill.base import SMALL, Settings
 
-from jaxtd3 import cli, fault, finish, flags, td3, trainer
-from jaxtd3.checkpoint import CheckpointStore, read_meta, state_sha256
-from jaxtd3.config import config_from_dict
-from jaxtd3.critics import CRITICS
-from jaxtd3.drill import __main__ as drill
-from jaxtd3.drill import disk, files, fuzz, poison, saves, soak
-from jaxtd3.drill.base import SMALL, Settings
+from jaxtd3.agent import td3
+from jaxtd3.agent.critics import CRITICS
+from jaxtd3.agent.td3 import FAULTS, fast_td3
+from jaxtd3.cli import flags
+from jaxtd3.cli import main as cli
+from jaxtd3.config.config import config_from_dict
+from jaxtd3.config.sections import AgentConfig
+from jaxtd3.core.types import Batch, EnvSpec
+from jaxtd3.envs.registry import preset
 from jaxtd3.errors import UserError
-from jaxtd3.parts import build
-from jaxtd3.presets import preset
-from jaxtd3.progress import Plain, Quiet
-from jaxtd3.td3 import FAULTS, AgentConfig, fast_td3
-from jaxtd3.trainer import Options, Session
-from jaxtd3.types import Batch, EnvSpec
+from jaxtd3.run import artifacts, nonfinite
+from jaxtd3.run import session as trainer
+from jaxtd3.run.checkpoint import CheckpointStore, read_meta, state_sha256
+from jaxtd3.run.program import build
+from jaxtd3.run.progress import Plain, Quiet
+from jaxtd3.run.session import Options, Session
 
 LIMIT = 4
 SPEC = EnvSpec("toy", obs_size=3, action_size=2, episode_length=10)
@@ -74,7 +79,7 @@ def test_drill_command(tmp_path, capsys, monkeypatch):
         ("broken", broken, 1, 2),
     ):
         monkeypatch.setattr(soak, name, function, raising=False)
-        monkeypatch.setitem(drill.PARTS, name, f"jaxtd3.drill.soak:{name}")
+        monkeypatch.setitem(drill.PARTS, name, f"tests.drill.soak:{name}")
         assert drill.main(["--only", name, "--out", str(tmp_path)]) == code
         assert len(json.loads((tmp_path / "faults.json").read_text())) == count
     assert "RuntimeError: oh" in capsys.readouterr().out
@@ -183,13 +188,13 @@ def test_whatever_is_not_finite_is_refused_and_named(metric):
     new = updated(state, agent, reward=cause.get("reward", 1.0))
     assert FAULTS[int(new.bad_metric)] == metric
     network = metric.split("_")[0]
-    net = fault.NETWORKS.index(network)
+    net = nonfinite.NETWORKS.index(network)
     assert int(new.skipped) == int(new.bad_streak[net]) == 1
     assert int(new.bad_streak[1 - net]) == 0
     assert state_sha256(getattr(new, network)) == state_sha256(getattr(state, network))
     other = "actor" if network == "critic" else "critic"
     assert state_sha256(getattr(new, other)) != state_sha256(getattr(state, other))
-    assert fault.not_finite(new.replace(hyper=())) == []
+    assert nonfinite.not_finite(new.replace(hyper=())) == []
 
 
 def test_a_streak_ends_with_a_good_update_unless_it_reached_the_limit():
@@ -219,7 +224,7 @@ def test_a_streak_ends_with_a_good_update_unless_it_reached_the_limit():
     ],
 )
 def test_a_streak_in_words(streak, metric, said):
-    assert fault.reached(jnp.array(streak), metric, LIMIT) == said
+    assert nonfinite.reached(jnp.array(streak), metric, LIMIT) == said
 
 
 # --- runs ---------------------------------------------------------------------------------------
@@ -240,8 +245,8 @@ def program(parts, tmp_path_factory):
 @pytest.fixture
 def session(parts, program, tmp_path, monkeypatch):
     """A run whose evaluations return what the test says."""
-    monkeypatch.setattr(finish, "make_report", lambda run_dir: None)
-    monkeypatch.setattr(finish, "make_policy", lambda session, state: None)
+    monkeypatch.setattr(artifacts, "make_report", lambda run_dir: None)
+    monkeypatch.setattr(artifacts, "make_policy", lambda session, state: None)
 
     def make(returns=(1.0, 2.0, 3.0, 4.0), ui=None, **changes) -> Session:
         own = parts._replace(config=parts.config.override(changes))
@@ -410,7 +415,7 @@ def test_a_full_disk_under_the_log_does_not_stop_a_run(monkeypatch):
 def test_a_second_signal_ends_at_once(number):
     code = """
         import time
-        from jaxtd3.signals import StopSignals
+        from jaxtd3.run.signals import StopSignals
         with StopSignals(lambda text: print(text, flush=True)) as stop:
             print("ready", flush=True)
             while True:

@@ -11,7 +11,7 @@ import jax
 import pytest
 
 import jaxtd3
-from jaxtd3.parts import build
+from jaxtd3.run.program import build
 
 
 def learn(name, limit, reached, chunk=250, **changes):

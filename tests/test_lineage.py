@@ -12,12 +12,12 @@ import pytest
 
 import jaxtd3
 from conftest import ROOT
-from jaxtd3 import critics
-from jaxtd3.critics import CRITICS
-from jaxtd3.networks import NETWORKS, Trunk
-from jaxtd3.presets import ALGORITHMS
-from jaxtd3.td3 import AgentConfig
-from jaxtd3.types import Batch, EnvSpec
+from jaxtd3.agent import critics
+from jaxtd3.agent.critics import CRITICS
+from jaxtd3.config.presets import ALGORITHMS
+from jaxtd3.config.sections import AgentConfig
+from jaxtd3.core.types import Batch, EnvSpec
+from jaxtd3.nets.mlp import NETWORKS, Trunk
 from test_learning import learn
 
 SPEC = EnvSpec("test", obs_size=3, action_size=2, episode_length=10, extra_size=2)
@@ -331,4 +331,4 @@ def test_the_docs_extend_as_they_say():
     assert scope["state"].noise.rung.tolist() == [0.0] * 4 + [1.0] * 4
     assert int(scope["state"].agent.updates) > 0
     assert np.isfinite(scope["metrics"]["train/critic_loss"])
-    del jaxtd3.exploration.LADDERS["halves"], CRITICS["brier"]
+    del jaxtd3.agent.exploration.LADDERS["halves"], CRITICS["brier"]

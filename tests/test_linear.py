@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxtd3 import linear
-from jaxtd3.bench_count import count_dots
-from jaxtd3.linear import product
-from jaxtd3.presets import preset
+from jaxtd3.bench.counts import count_dots
+from jaxtd3.envs.registry import preset
+from jaxtd3.nets import dense
+from jaxtd3.nets.dense import product
 
 
 def loss(multiply, x, w):
@@ -75,15 +75,15 @@ def test_a_gradient_that_nobody_asked_for_is_not_computed(argument, dots, dtype)
 
 
 def test_the_compiler_is_told_of_bf16_only(monkeypatch):
-    monkeypatch.setattr(linear, "cpu_has_bf16", lambda: True)
-    monkeypatch.setattr(linear, "is_jaxlib_010", lambda: True)
-    assert linear.compiler_options("f32") == {}
-    assert linear.compiler_options("bf16") == linear.CPU_KERNELS
-    monkeypatch.setattr(linear, "cpu_has_bf16", lambda: False)
-    assert linear.compiler_options("bf16") == {}
+    monkeypatch.setattr(dense, "cpu_has_bf16", lambda: True)
+    monkeypatch.setattr(dense, "is_jaxlib_010", lambda: True)
+    assert dense.compiler_options("f32") == {}
+    assert dense.compiler_options("bf16") == dense.CPU_KERNELS
+    monkeypatch.setattr(dense, "cpu_has_bf16", lambda: False)
+    assert dense.compiler_options("bf16") == {}
 
 
-@pytest.mark.skipif(not linear.cpu_has_bf16(), reason="this CPU has no bf16 units")
+@pytest.mark.skipif(not dense.cpu_has_bf16(), reason="this CPU has no bf16 units")
 @pytest.mark.parametrize("shape", [(64, 32), (64, 8)])
 def test_the_cpu_multiplies_bf16_as_bf16(shape):
     """No product of a gradient is widened to f32 on the way to the kernels."""
@@ -91,7 +91,7 @@ def test_the_cpu_multiplies_bf16_as_bf16(shape):
     half = x.astype(jnp.bfloat16)
     program = jax.jit(
         lambda x, w: jax.grad(loss, (1, 2))(product, x, w),
-        compiler_options=linear.compiler_options("bf16"),
+        compiler_options=dense.compiler_options("bf16"),
     )
     program = program.lower(half, w).compile()
     lines = program.as_text().splitlines()
@@ -103,8 +103,8 @@ def test_the_cpu_multiplies_bf16_as_bf16(shape):
 
 @pytest.mark.parametrize("network", ["mlp", "simnorm", "simbav2"])
 def test_every_network_learns_in_bf16(network):
-    from jaxtd3.bench_programs import full_state
-    from jaxtd3.parts import build, chunk_of
+    from jaxtd3.bench.programs import full_state
+    from jaxtd3.run.program import build, chunk_of
 
     sizes = {"critic_hidden": 32, "actor_hidden": 16, "num_atoms": 11, "layer_norm": True}
     sizes |= {"batch_size": 64, "length": 8, "simnorm_groups": 2, "simnorm_dim": 4}

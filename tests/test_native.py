@@ -17,22 +17,25 @@ import numpy as np
 import pytest
 
 import jaxtd3
-from jaxtd3 import cli, distributed, finish, train
-from jaxtd3 import flags as flags_module
-from jaxtd3.clock import compile_log
-from jaxtd3.envs import meshes as mesh_module
+from jaxtd3.cli import flags as flags_module
+from jaxtd3.cli import main as cli
+from jaxtd3.cli import train
+from jaxtd3.core import processes
 from jaxtd3.envs import registry
-from jaxtd3.envs.base import batch_env
+from jaxtd3.envs.batch import batch_env
 from jaxtd3.envs.physics import hostcall, native
 from jaxtd3.envs.physics.fields import Probe
 from jaxtd3.envs.physics.hostcall import host_call
 from jaxtd3.envs.physics.native import NativePhysics, needs_dense, prepare_model, share_of_cores
-from jaxtd3.envs.playground import load_playground
+from jaxtd3.envs.playground import meshes as mesh_module
+from jaxtd3.envs.playground.adapter import load_playground
 from jaxtd3.envs.registry import env_names
 from jaxtd3.errors import UserError
-from jaxtd3.leaves import state_sha256
-from jaxtd3.parts import build, chunk_of
-from jaxtd3.population import make_population, take_member
+from jaxtd3.loop.population import make_population, take_member
+from jaxtd3.run import artifacts
+from jaxtd3.run.arrays import state_sha256
+from jaxtd3.run.program import build, chunk_of
+from jaxtd3.run.timing import compile_log
 
 F32 = jax.ShapeDtypeStruct((), jnp.float32)
 
@@ -360,8 +363,8 @@ def test_no_bit_depends_on_the_number_of_threads(cheetah):
 
 def test_killed_and_resumed_is_the_same(tmp_path, monkeypatch):
     """SIGKILL after a checkpoint; another process goes on, with other threads."""
-    monkeypatch.setattr(finish, "make_report", lambda run_dir: None)
-    monkeypatch.setattr(finish, "make_policy", lambda session, state: None)
+    monkeypatch.setattr(artifacts, "make_report", lambda run_dir: None)
+    monkeypatch.setattr(artifacts, "make_policy", lambda session, state: None)
     flags = ["train", "--env", "CartpoleBalance", "--no-video", "--quiet"]
     flags += [f"--{name.replace('_', '-')}={value}" for name, value in SIZES.items()]
     flags += ["--iterations=600", "--log-every=50", "--checkpoint-every=50", "--eval-every=600"]
@@ -437,11 +440,11 @@ def test_processes_here_are_those_of_this_machine(monkeypatch):
     """Three processes, two of them on this machine."""
     from jax.experimental import multihost_utils
 
-    assert distributed.processes_here.__wrapped__() == 1
+    assert processes.processes_here.__wrapped__() == 1
     gather = lambda mine: np.array([mine, mine + np.uint32(1), mine])  # noqa: E731
-    monkeypatch.setattr(distributed, "several", lambda: True)
+    monkeypatch.setattr(processes, "several", lambda: True)
     monkeypatch.setattr(multihost_utils, "process_allgather", gather)
-    assert distributed.processes_here.__wrapped__() == 2
+    assert processes.processes_here.__wrapped__() == 2
 
 
 # --- bad physics --------------------------------------------------------------------------------

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from jaxtd3 import distributional as dist
-from jaxtd3 import normalize as norm
-from jaxtd3 import replay as ring
-from jaxtd3.critics import c51_target, c51_value
-from jaxtd3.networks import NETWORKS, mlp_networks
-from jaxtd3.replay import ReplayConfig
-from jaxtd3.td3 import AgentConfig, actor_loss, fast_td3
-from jaxtd3.types import Batch, EnvSpec, Transition
+from jaxtd3.agent import distributional as dist
+from jaxtd3.agent import normalize as norm
+from jaxtd3.agent.critics import c51_target, c51_value
+from jaxtd3.agent.td3 import actor_loss, fast_td3
+from jaxtd3.config.sections import AgentConfig, ReplayConfig
+from jaxtd3.core.types import Batch, EnvSpec, Transition
+from jaxtd3.nets.mlp import NETWORKS, mlp_networks
+from jaxtd3.replay import ring
 
 FILE = os.environ.get("JAXTD3_PARITY", Path(__file__).parent / "data" / "fasttd3_parity.npz")
 DATA = np.load(FILE)

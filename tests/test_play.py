@@ -20,13 +20,13 @@ import mujoco
 import numpy as np
 import pytest
 
-from jaxtd3.cli import main
-from jaxtd3.config import Config
+from jaxtd3.cli.main import main
+from jaxtd3.cli.play import robot
+from jaxtd3.config.config import Config
+from jaxtd3.config.sections import EnvConfig
 from jaxtd3.envs import make_env
-from jaxtd3.envs.base import EnvConfig
+from jaxtd3.envs.playground.layout import Part, describe_layout, observation_layout
 from jaxtd3.errors import UserError
-from jaxtd3.layout import Part, describe_layout, observation_layout
-from jaxtd3.play.command import robot
 from jaxtd3.play.scene import VERTEX, box, coarse_meshes, corner_normals, pack_scene, round_shape
 from jaxtd3.play.server import Server, is_loopback, page_text
 from jaxtd3.play.session import Pace, Session
@@ -394,9 +394,9 @@ def test_a_port_in_use_is_told_in_one_line(capsys):
 def untrained_policy(path: Path, env: str) -> Path:
     import jax
 
-    from jaxtd3.config import config_from_dict
-    from jaxtd3.policy import save_policy
-    from jaxtd3.td3 import fast_td3
+    from jaxtd3.agent.td3 import fast_td3
+    from jaxtd3.config.config import config_from_dict
+    from jaxtd3.run.policy import save_policy
 
     config = config_from_dict(Config().to_dict(), "test").override({"name": env})
     agent = fast_td3(make_env(EnvConfig(env, num_envs=1, impl="native")).spec, config.agent)

@@ -13,10 +13,10 @@ import pytest
 from mujoco_playground._src import mjx_env
 
 import jaxtd3
-from jaxtd3.envs import meshes as mesh_module
-from jaxtd3.envs.base import combine_terms
-from jaxtd3.envs.playground import cast_like, fit_reward_form, load_playground, raw_key
-from jaxtd3.parts import build
+from jaxtd3.envs.batch import combine_terms
+from jaxtd3.envs.playground import meshes as mesh_module
+from jaxtd3.envs.playground.adapter import cast_like, fit_reward_form, load_playground, raw_key
+from jaxtd3.run.program import build
 
 STEPS = 12
 ROBOTS = [

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 import jaxtd3
-from jaxtd3.flat import flat_vmap
-from jaxtd3.population import TRACED, make_population, take_member, with_members
-from jaxtd3.train_step import Progress, following_length, growing_penalties, survival
+from jaxtd3.core.tracing import flat_vmap
+from jaxtd3.loop.population import TRACED, make_population, take_member, with_members
+from jaxtd3.loop.schedule import Progress, following_length, growing_penalties, survival
 
 TINY = {
     "num_envs": 4,
@@ -185,7 +185,7 @@ def test_members_over_devices():
     """Two devices, two members each: as on one device, to the bit of the order of sums."""
     script = """
         import jax, numpy as np, jaxtd3, test_population as t
-        from jaxtd3.sharding import make_mesh
+        from jaxtd3.core.sharding import make_mesh
         members = [t.MEMBERS[0], t.MEMBERS[1], t.MEMBERS[2], t.MEMBERS[0]]
         states = []
         for mesh in (None, make_mesh(2)):
@@ -224,7 +224,7 @@ def test_relabelled_rewards_are_the_environments():
     old, new = {"effort": 5.0}, {"angle": -0.3, "effort": -2.0}
     env, stored, state = collected(old, store_terms=True)
     _, plain, truth = collected(new, store_terms=False)
-    weights = jaxtd3.envs.base.reward_weights(env.spec, new)
+    weights = jaxtd3.envs.batch.reward_weights(env.spec, new)
     key, gamma = jax.random.key(5), jnp.float32(0.97)
     wanted = plain.sample(truth.replay, key, gamma)
     before = stored.sample(state.replay, key, gamma)

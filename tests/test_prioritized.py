@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import jaxtd3
-from jaxtd3 import prioritized, replay
-from jaxtd3.types import EnvSpec, Transition
+from jaxtd3.core.types import EnvSpec, Transition
+from jaxtd3.replay import prioritized
+from jaxtd3.replay import ring as replay
 
 ENVS, LENGTH = 6, 10
 SPEC = EnvSpec("test", obs_size=2, action_size=1, episode_length=100)

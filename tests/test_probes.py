@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import pytest
 
 import jaxtd3
-from jaxtd3.networks import mlp_networks
-from jaxtd3.types import EnvSpec, EnvStep
+from jaxtd3.core.types import EnvSpec, EnvStep
+from jaxtd3.nets.mlp import mlp_networks
 
 GAMMA = 0.9
 CONSTANT, OBSERVATION, DELAYED, ACTION, BOTH, ENDLESS = range(6)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxtd3
-from jaxtd3 import replay as ring
+from jaxtd3.replay import ring
 
 SMALL = {
     "num_envs": 4,

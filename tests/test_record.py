@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import jaxtd3
-from jaxtd3 import sharding
+from jaxtd3.core import sharding
+from jaxtd3.core.tracing import record
 from jaxtd3.envs.physics.mjx import even_vmap
-from jaxtd3.record import record
 
 
 class Counted:

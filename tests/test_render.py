@@ -15,11 +15,11 @@ from flax import struct
 from PIL import Image
 
 import jaxtd3
-from jaxtd3 import render
-from jaxtd3.types import Agent, EnvSpec, EnvStep
+from jaxtd3.core.types import Agent, EnvSpec, EnvStep
+from jaxtd3.output import video
 
 needs_gl = pytest.mark.skipif(
-    render.choose_gl() is None, reason=f"nothing to draw with ({render.HINT})"
+    video.choose_gl() is None, reason=f"nothing to draw with ({video.HINT})"
 )
 
 
@@ -90,7 +90,7 @@ def brightness(path, channel: int) -> list[int]:
 
 def probe(path) -> tuple[tuple[int, int], float, np.ndarray]:
     """(size, fps, frames) of an mp4."""
-    command = [render.find_ffmpeg(), "-i", str(path), "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
+    command = [video.find_ffmpeg(), "-i", str(path), "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
     done = subprocess.run(command, capture_output=True, check=True)
     found = re.search(r"yuv420p.*?(\d+)x(\d+).*?([\d.]+) fps", done.stderr.decode())
     width, height = int(found[1]), int(found[2])
@@ -104,27 +104,27 @@ def probe(path) -> tuple[tuple[int, int], float, np.ndarray]:
 def test_fallen_goes_on_from_fresh_state(counting):
     keep = lambda inner: inner.state.info["count"]  # noqa: E731
     key = jax.random.key(0)
-    counts = render._record(counting, AGENT, STILL, key, 7, None, keep)
+    counts = video._record(counting, AGENT, STILL, key, 7, None, keep)
     np.testing.assert_array_equal(counts, [0, 1, 2, 0, 1, 2, 0])
 
 
 def test_command_is_held(counting):
     keep = lambda inner: inner.state.info["command"]  # noqa: E731
     key = jax.random.key(0)
-    held = render._record(counting, AGENT, STILL, key, 5, (1.0, 2.0, 3.0), keep)
+    held = video._record(counting, AGENT, STILL, key, 5, (1.0, 2.0, 3.0), keep)
     np.testing.assert_array_equal(held, np.tile([1.0, 2.0, 3.0], (5, 1)))
 
 
 @pytest.mark.parametrize("command", [(1.0,), (1.0, 2.0, float("nan"))])
 def test_command_of_wrong_kind(counting, command):
     with pytest.raises(jaxtd3.UserError, match="3 finite numbers"):
-        render._record(counting, AGENT, STILL, jax.random.key(0), 5, command, None)
+        video._record(counting, AGENT, STILL, jax.random.key(0), 5, command, None)
 
 
 def test_rollout_follows_policy(cartpole):
     key = jax.random.key(0)
-    right = render.rollout(cartpole, AGENT, RIGHT, key, 40)
-    left = render.rollout(cartpole, AGENT, LEFT, key, 40)
+    right = video.rollout(cartpole, AGENT, RIGHT, key, 40)
+    left = video.rollout(cartpole, AGENT, LEFT, key, 40)
     shapes = {name: x.shape for name, x in right.items()}
     assert shapes == {"qpos": (40, 2), "qvel": (40, 2)}  # nothing else can change
     np.testing.assert_array_equal(right["qpos"][0], left["qpos"][0])
@@ -138,7 +138,7 @@ def test_all_that_decides_a_picture_is_kept():
     def kept(name, impl, **changes):
         env = jaxtd3.make_env(jaxtd3.EnvConfig(name=name, impl=impl, num_envs=2, **changes)).env
         state = jax.eval_shape(lambda key: env.reset(key)[0], jax.random.key(0))
-        return {name: x.shape for name, x in render.trajectory_fields(state).items()}
+        return {name: x.shape for name, x in video.trajectory_fields(state).items()}
 
     pose = {"qpos": (2,), "qvel": (2,)}
     assert kept("CartpoleBalance", "native") == pose
@@ -152,16 +152,16 @@ def test_all_that_decides_a_picture_is_kept():
 
 def test_no_command_to_hold(cartpole):
     with pytest.raises(jaxtd3.UserError, match="CartpoleBalance takes no command"):
-        render.rollout(cartpole, AGENT, STILL, jax.random.key(0), 5, (1.0, 0.0, 0.0))
+        video.rollout(cartpole, AGENT, STILL, jax.random.key(0), 5, (1.0, 0.0, 0.0))
 
 
 def test_no_model_to_draw(tmp_path):
     env = jaxtd3.make_env(jaxtd3.EnvConfig(name="Pendulum", num_envs=2))
     args = env, AGENT, STILL, jax.random.key(0)
-    with pytest.raises(render.RenderUnavailable, match="Pendulum has no MuJoCo model"):
-        render.rollout(*args, 5)
-    with pytest.raises(render.RenderUnavailable, match="no method draw"):
-        render.render_video(*args, tmp_path / "x.mp4")
+    with pytest.raises(video.RenderUnavailable, match="Pendulum has no MuJoCo model"):
+        video.rollout(*args, 5)
+    with pytest.raises(video.RenderUnavailable, match="no method draw"):
+        video.render_video(*args, tmp_path / "x.mp4")
     assert not list(tmp_path.iterdir())
 
 
@@ -170,13 +170,13 @@ def test_no_model_to_draw(tmp_path):
 
 def test_cameras(cartpole):
     model = cartpole.env.unwrapped.mj_model
-    assert render.find_camera(model, None) == render.find_camera(model, "fixed") == 0
-    assert render.find_camera(model, "1") == render.find_camera(model, "lookatcart") == 1
-    assert render.find_camera(model, -1) == -1
+    assert video.find_camera(model, None) == video.find_camera(model, "fixed") == 0
+    assert video.find_camera(model, "1") == video.find_camera(model, "lookatcart") == 1
+    assert video.find_camera(model, -1) == -1
     with pytest.raises(jaxtd3.UserError, match="did you mean 'lookatcart'"):
-        render.find_camera(model, "lookatcat")
+        video.find_camera(model, "lookatcat")
     with pytest.raises(jaxtd3.UserError, match="unknown camera '2'"):
-        render.find_camera(model, 2)
+        video.find_camera(model, 2)
 
 
 # --- drawing ------------------------------------------------------------------------------------
@@ -185,34 +185,34 @@ def test_cameras(cartpole):
 def test_gl_of_the_user_is_kept(monkeypatch, cartpole, tmp_path):
     before = dict(os.environ)
     monkeypatch.setenv("MUJOCO_GL", "nonsense")
-    assert render.choose_gl() is None
-    with pytest.raises(render.RenderUnavailable, match=r"MUJOCO_GL=nonsense.*libegl1.*libosmesa6"):
-        render.render_video(cartpole, AGENT, STILL, None, tmp_path / "x.mp4")
+    assert video.choose_gl() is None
+    with pytest.raises(video.RenderUnavailable, match=r"MUJOCO_GL=nonsense.*libegl1.*libosmesa6"):
+        video.render_video(cartpole, AGENT, STILL, None, tmp_path / "x.mp4")
     monkeypatch.undo()
     assert dict(os.environ) == before
 
 
 def test_crash_of_the_drawing_process_is_soft(monkeypatch, cartpole):
     model = cartpole.env.unwrapped.mj_model
-    monkeypatch.setattr(render, "require_gl", lambda: "egl")
+    monkeypatch.setattr(video, "require_gl", lambda: "egl")
     crash = ["python3", "-c", "import os; os.abort()"]
-    monkeypatch.setattr(render, "_command", lambda *args: crash)
-    with pytest.raises(render.RenderUnavailable, match="the process died"):
-        list(render.draw_frames(model, {"qpos": np.zeros((3, 2))}))
+    monkeypatch.setattr(video, "_command", lambda *args: crash)
+    with pytest.raises(video.RenderUnavailable, match="the process died"):
+        list(video.draw_frames(model, {"qpos": np.zeros((3, 2))}))
 
 
 @needs_gl
 def test_error_of_the_drawing_process_is_told(cartpole):
     model = cartpole.env.unwrapped.mj_model
-    with pytest.raises(render.RenderUnavailable, match="could not broadcast"):
-        list(render.draw_frames(model, {"qpos": np.zeros((3, 7))}))
+    with pytest.raises(video.RenderUnavailable, match="could not broadcast"):
+        list(video.draw_frames(model, {"qpos": np.zeros((3, 7))}))
 
 
 @needs_gl
 def test_video_of_cartpole(cartpole, tmp_path):
     """dt is 0.01 s: 40 steps are 0.4 s of video, and its frames differ."""
     args = cartpole, AGENT, RIGHT, jax.random.key(0)
-    path = render.render_video(*args, tmp_path / "x.mp4", steps=40, height=120, width=161)
+    path = video.render_video(*args, tmp_path / "x.mp4", steps=40, height=120, width=161)
     size, fps, frames = probe(path)
     assert path == tmp_path / "x.mp4"
     assert (size, fps, len(frames)) in [((162, 120), 50.0, 20), ((162, 120), 25.0, 10)]
@@ -233,12 +233,12 @@ def test_video_of_cartpole(cartpole, tmp_path):
     ],
 )
 def test_real_time(dt, most, skip, fps):
-    assert render.real_time(dt, most) == (skip, pytest.approx(fps))
+    assert video.real_time(dt, most) == (skip, pytest.approx(fps))
 
 
 def test_own_draw_method(counting, tmp_path):
     args = counting, AGENT, STILL, jax.random.key(0)
-    path = render.render_video(*args, tmp_path / "x.gif", steps=6, command=(2.0, 0.0, 0.0))
+    path = video.render_video(*args, tmp_path / "x.gif", steps=6, command=(2.0, 0.0, 0.0))
     # 100 steps a second: a video of 50 frames a second, of which a gif keeps every second one
     assert np.allclose(brightness(path, 0), [0, 60], atol=8)  # steps 0 and 4 (count 1)
     assert np.allclose(brightness(path, 1), [120, 120], atol=8)
@@ -255,8 +255,8 @@ def stripes(count: int, height: int = 20, width: int = 30):
 
 
 def test_gif_without_ffmpeg(monkeypatch, tmp_path):
-    monkeypatch.setattr(render, "find_ffmpeg", lambda: None)
-    path = render.write_video(stripes(5), tmp_path / "x.mp4", 20)
+    monkeypatch.setattr(video, "find_ffmpeg", lambda: None)
+    path = video.write_video(stripes(5), tmp_path / "x.mp4", 20)
     assert path == tmp_path / "x.gif"
     assert len(set(brightness(path, 0))) == 5
     with Image.open(path) as file:
@@ -274,32 +274,32 @@ def test_no_half_video(monkeypatch, tmp_path):
 
     for name in ("x.mp4", "x.gif"):
         with pytest.raises(RuntimeError, match="stop"):
-            render.write_video(broken(), tmp_path / name, 20)
-    monkeypatch.setattr(render, "_write_mp4", half)
+            video.write_video(broken(), tmp_path / name, 20)
+    monkeypatch.setattr(video, "_write_mp4", half)
     with pytest.raises(RuntimeError, match="stop"):
-        render.write_video(broken(), tmp_path / "x.mp4", 20)
+        video.write_video(broken(), tmp_path / "x.mp4", 20)
     assert not list(tmp_path.iterdir())
 
 
 def test_ffmpeg_that_fails(monkeypatch, tmp_path):
-    monkeypatch.setattr(render, "find_ffmpeg", lambda: "false")
-    with pytest.raises(render.RenderUnavailable, match="ffmpeg failed"):
-        render.write_video(stripes(3), tmp_path / "x.mp4", 20)
+    monkeypatch.setattr(video, "find_ffmpeg", lambda: "false")
+    with pytest.raises(video.RenderUnavailable, match="ffmpeg failed"):
+        video.write_video(stripes(3), tmp_path / "x.mp4", 20)
     assert not list(tmp_path.iterdir())
 
 
 def test_bad_path(tmp_path):
     with pytest.raises(jaxtd3.UserError, match=r"mp4 or \.gif"):
-        render.write_video(stripes(2), tmp_path / "x.avi", 20)
+        video.write_video(stripes(2), tmp_path / "x.avi", 20)
     with pytest.raises(jaxtd3.UserError, match="not a folder"):
-        render.write_video(stripes(2), tmp_path / "none" / "x.mp4", 20)
+        video.write_video(stripes(2), tmp_path / "none" / "x.mp4", 20)
 
 
 def test_drawing_process_is_light():
     """It must start in a moment: no JAX, and the standard library before this package's modules."""
     show = "import sys, runpy; runpy.run_path(sys.argv[1]); print('jax' in sys.modules)"
-    script = render._command()[2]
+    script = video._command()[2]
     done = subprocess.run(
-        [render.sys.executable, "-P", "-c", show, script], capture_output=True, text=True
+        [video.sys.executable, "-P", "-c", show, script], capture_output=True, text=True
     )
     assert done.stdout.strip() == "False", done.stderr

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxtd3 import replay as ring
-from jaxtd3.replay import ReplayConfig
-from jaxtd3.types import EnvSpec, Transition
+from jaxtd3.config.sections import ReplayConfig
+from jaxtd3.core.types import EnvSpec, Transition
+from jaxtd3.replay import ring
 
 D, U = 3, 2
 RUN, TERM, TRUNC, BAD = 0, 1, 2, 3

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 import jaxtd3
-from jaxtd3 import plots, render, report
+from jaxtd3.output import plots, report, video
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 SUMMARY = {
@@ -59,7 +59,7 @@ def run_dir(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(lines + '{"iteration": 11, "env_st')
     (tmp_path / "summary.json").write_text(json.dumps(SUMMARY))
     frames = (np.full((32, 48, 3), 20 * i, np.uint8) for i in range(10))
-    render.write_video(frames, tmp_path / "video.mp4", 10)
+    video.write_video(frames, tmp_path / "video.mp4", 10)
     return tmp_path
 
 
@@ -195,7 +195,7 @@ def test_everything_is_escaped(tmp_path):
 def test_gif_is_shown_too(run_dir):
     (run_dir / "video.mp4").unlink()
     frames = (np.full((8, 8, 3), 20 * i, np.uint8) for i in range(4))
-    render.write_video(frames, run_dir / "video.gif", 10)
+    video.write_video(frames, run_dir / "video.gif", 10)
     page = Page(report.write_report(run_dir).read_text())
     assert "image/gif" in [decode(uri)[0] for uri in page.sources()]
 

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 import jaxtd3
-from jaxtd3 import normalize, sharding
+from jaxtd3.agent import normalize
+from jaxtd3.core import sharding
+from jaxtd3.core.sharding import AXIS, SPLIT, WHOLE
+from jaxtd3.core.types import Batch
 from jaxtd3.envs.physics.native import share_of_cores
 from jaxtd3.errors import UserError
-from jaxtd3.parts import build
-from jaxtd3.sharding import AXIS, SPLIT, WHOLE
-from jaxtd3.types import Batch
+from jaxtd3.run.program import build
 
 pytestmark = pytest.mark.skipif(jax.device_count() < 8, reason="run by test_devices.py")
 

@@ -20,13 +20,17 @@ import pytest
 from PIL import Image
 
 import jaxtd3
-from jaxtd3 import cli, metrics, sweep_optuna, sweep_plan, sweep_results
-from jaxtd3.checkpoint import restore_agent, restore_from
-from jaxtd3.config import load_config
+from jaxtd3.cli import main as cli
+from jaxtd3.cli.sweep import with_curves
+from jaxtd3.config.config import load_config
+from jaxtd3.envs import metrics
 from jaxtd3.envs.cruise import Cruise, steady_speed
 from jaxtd3.envs.registry import reward_kind
-from jaxtd3.sweep import with_curves
-from jaxtd3.sweep_waves import Waves
+from jaxtd3.run.checkpoint import restore_agent, restore_from
+from jaxtd3.sweep import plan as sweep_plan
+from jaxtd3.sweep import results as sweep_results
+from jaxtd3.sweep import source as sweep_source
+from jaxtd3.sweep.waves import Waves
 from test_cli import fails
 from test_report import CHROMIUM, Page, decode
 
@@ -245,7 +249,7 @@ def test_reward_that_is_no_sum(capsys, tmp_path, monkeypatch):
 
 def test_without_optuna(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sweep_optuna, "find_spec", lambda name: None)
+    monkeypatch.setattr(sweep_source, "find_spec", lambda name: None)
     said = fails(["sweep", *TINY, "--grid", "energy=0,-1", "--optuna", "4"], capsys)
     assert 'pip install "jaxtd3[sweep]"' in said
 
@@ -324,7 +328,7 @@ def test_optuna_is_told_and_remembers(tmp_path):
         return [{"group": m.group, "metrics": {"x": -m.values["energy"]}} for m in members]
 
     def make():
-        return sweep_optuna.make_source(plan, tmp_path, "x", high=False)
+        return sweep_source.make_source(plan, tmp_path, "x", high=False)
 
     source = make()
     assert (source.total, source.waves) == (8, 2)
@@ -343,7 +347,7 @@ def test_optuna_is_told_and_remembers(tmp_path):
     source.tell(found(second))
     assert all(trial.value is not None for trial in make().study.trials)
     with pytest.raises(jaxtd3.UserError, match="this search is for x"):
-        sweep_optuna.make_source(plan, tmp_path, "y", high=False)
+        sweep_source.make_source(plan, tmp_path, "y", high=False)
 
 
 # --- metrics ------------------------------------------------------------------------------------

@@ -10,17 +10,18 @@ import numpy as np
 import pytest
 
 import jaxtd3
-from jaxtd3 import symmetry
+from jaxtd3.core.types import Batch
+from jaxtd3.envs.playground import mirror as mirrors
 from jaxtd3.errors import UserError
-from jaxtd3.types import Batch
+from jaxtd3.replay import symmetry
 
 ROBOTS = ["T1JoystickFlatTerrain", "G1JoystickFlatTerrain"]
 
 
 @functools.cache
 def robot(name):
-    env = symmetry.quiet_env(name)
-    return env, symmetry.read_mirror(env)
+    env = mirrors.quiet_env(name)
+    return env, mirrors.read_mirror(env)
 
 
 def turned(how, index):
@@ -33,30 +34,30 @@ def turned(how, index):
 @pytest.mark.parametrize("name", ROBOTS)
 def test_twice_mirrored_is_as_before(name):
     env, mirror = robot(name)
-    symmetry.check_twice(mirror, name)
+    mirrors.check_twice(mirror, name)
     x = np.random.default_rng(0).normal(size=(3, env.spec.width)).astype(np.float32)
-    back = symmetry.reflect(mirror.obs, symmetry.reflect(mirror.obs, jnp.asarray(x)))
+    back = mirrors.reflect(mirror.obs, mirrors.reflect(mirror.obs, jnp.asarray(x)))
     np.testing.assert_array_equal(back, x)
     left = int(np.flatnonzero(mirror.action.perm != np.arange(len(mirror.action.perm)))[0])
     with pytest.raises(UserError, match="action mirrored twice is not itself"):
-        symmetry.check_twice(mirror._replace(action=turned(mirror.action, left)), name)
+        mirrors.check_twice(mirror._replace(action=turned(mirror.action, left)), name)
 
 
 @pytest.mark.parametrize("name", ROBOTS)
 def test_standing_is_its_own_mirror_image(name):
     env, mirror = robot(name)
-    symmetry.check_standing(mirror, env)
+    mirrors.check_standing(mirror, env)
     bent = 7 + int(np.abs(np.asarray(env.unwrapped._init_q)[7:]).argmax())
     with pytest.raises(UserError, match="standing is not its own mirror image"):
-        symmetry.check_standing(mirror._replace(qpos=turned(mirror.qpos, bent)), env)
+        mirrors.check_standing(mirror._replace(qpos=turned(mirror.qpos, bent)), env)
 
 
 @pytest.mark.parametrize("name", ROBOTS)
 def test_a_mirrored_step_is_the_mirror_of_the_step(name):
     """And one wrong sign, in a joint on the middle line or in what is observed, is found."""
     env, mirror = robot(name)
-    symmetry.check_step(mirror, env)
-    waist = next(i for i, n in enumerate(symmetry.qpos_names(env)) if "aist" in n)
+    mirrors.check_step(mirror, env)
+    waist = next(i for i, n in enumerate(mirrors.qpos_names(env)) if "aist" in n)
     joint = waist - 7
     wrong = mirror._replace(
         qpos=turned(mirror.qpos, waist),
@@ -64,18 +65,18 @@ def test_a_mirrored_step_is_the_mirror_of_the_step(name):
         action=turned(mirror.action, joint),
     )
     with pytest.raises(UserError, match="a mirrored step differs in"):
-        symmetry.check_step(wrong, env)
+        mirrors.check_step(wrong, env)
     phase = mirror.labels.index("sin_phase")
     unswapped = mirror.obs.perm.copy()
     unswapped[phase : phase + 2] = [phase, phase + 1]
     wrong = mirror._replace(obs=mirror.obs._replace(perm=unswapped))
     with pytest.raises(UserError, match="differs in observed sin_phase"):
-        symmetry.check_step(wrong, env)
+        mirrors.check_step(wrong, env)
 
 
 def test_robots_without_a_mirror_are_refused_by_name():
     with pytest.raises(UserError, match="no mirror of CheetahRun"):
-        symmetry.find_mirror("CheetahRun")
+        mirrors.find_mirror("CheetahRun")
     spec = jaxtd3.make_env(jaxtd3.EnvConfig(name="Pendulum", num_envs=2)).spec
     with pytest.raises(UserError, match="no mirror of Pendulum"):
         jaxtd3.make_replay(spec, jaxtd3.ReplayConfig(length=8, batch_size=4, symmetry="augment"))
@@ -86,9 +87,9 @@ def test_robots_without_a_mirror_are_refused_by_name():
 
 
 def tiny_mirror():
-    flip = symmetry.join([symmetry.signs(1), symmetry.swap(symmetry.signs(-1))])
-    action = symmetry.swap(symmetry.signs(1))
-    return symmetry.Mirror(flip, action, flip, flip, {}, ("a", "b", "b"))
+    flip = mirrors.join([mirrors.signs(1), mirrors.swap(mirrors.signs(-1))])
+    action = mirrors.swap(mirrors.signs(1))
+    return mirrors.Mirror(flip, action, flip, flip, {}, ("a", "b", "b"))
 
 
 def tiny_batch(num):

@@ -16,15 +16,17 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxtd3 import cli, finish, rundir
-from jaxtd3.checkpoint import RunLock
-from jaxtd3.config import load_config
+from jaxtd3.cli import main as cli
+from jaxtd3.config.config import load_config
+from jaxtd3.envs.registry import preset
 from jaxtd3.errors import UserError
-from jaxtd3.logging import JsonlLog, WandbLog, read_rows, truncate_rows, wandb_mode
-from jaxtd3.parts import build, whole_chunks
-from jaxtd3.presets import preset
-from jaxtd3.progress import Plain, Quiet, Status, duration, numbers
-from jaxtd3.trainer import Options, Session
+from jaxtd3.output import rundir
+from jaxtd3.output.logs import JsonlLog, WandbLog, read_rows, truncate_rows, wandb_mode
+from jaxtd3.run import artifacts
+from jaxtd3.run.checkpoint import RunLock
+from jaxtd3.run.program import build, whole_chunks
+from jaxtd3.run.progress import Plain, Quiet, Status, duration, numbers
+from jaxtd3.run.session import Options, Session
 
 SETTINGS = {
     "num_envs": 4,
@@ -86,8 +88,8 @@ def parts():
 @pytest.fixture
 def run(parts, tmp_path, monkeypatch):
     """run(name, settings, options) -> summary, without the slow pictures."""
-    monkeypatch.setattr(finish, "make_report", lambda run_dir: None)
-    monkeypatch.setattr(finish, "make_policy", lambda session, state: None)
+    monkeypatch.setattr(artifacts, "make_report", lambda run_dir: None)
+    monkeypatch.setattr(artifacts, "make_policy", lambda session, state: None)
 
     def start(name: str = "run", settings: dict | None = None, ui=None, **options) -> dict:
         config = parts.config.override(settings or {})
@@ -164,7 +166,7 @@ def test_saved_config_reproduces_the_run(whole, tmp_path):
 
 
 def test_json_is_all_that_is_printed(tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr(finish, "make_report", lambda run_dir: None)
+    monkeypatch.setattr(artifacts, "make_report", lambda run_dir: None)
     train(tmp_path / "run", "--json", "--iterations", "10")
     printed = capfd.readouterr().out
     assert json.loads(printed)["iterations"] == 10
@@ -287,7 +289,7 @@ def test_what_cannot_be_drawn_does_not_fail_the_run(run, monkeypatch, capsys):
     def broken(run_dir):
         raise RuntimeError("no\npaper")
 
-    monkeypatch.setattr(finish, "make_report", broken)
+    monkeypatch.setattr(artifacts, "make_report", broken)
     assert run(settings={"iterations": 10}, ui=Plain())["status"] == "completed"
     assert "no paper\n" in capsys.readouterr().out
 
@@ -365,14 +367,14 @@ def test_whole_chunks(given, expected):
 
 
 def test_thresholds_are_round():
-    assert finish.thresholds(31.4, 0.2) == [5, 10, 15, 20, 25, 30]
-    assert finish.thresholds(980.0, 3.0) == [200, 400, 600, 800]
-    assert finish.thresholds(-150.0, -1200.0) == [-1000, -800, -600, -400, -200]
-    assert finish.thresholds(0.0, 0.0) == []
+    assert artifacts.thresholds(31.4, 0.2) == [5, 10, 15, 20, 25, 30]
+    assert artifacts.thresholds(980.0, 3.0) == [200, 400, 600, 800]
+    assert artifacts.thresholds(-150.0, -1200.0) == [-1000, -800, -600, -400, -200]
+    assert artifacts.thresholds(0.0, 0.0) == []
     rows = [{"seconds": float(i), "eval/return": r} for i, r in enumerate((1.0, 12.0, 9.0, 31.0))]
-    assert finish.seconds_to_return(rows)["10"] == 1.0
-    assert finish.seconds_to_return(rows)["15"] == 3.0
-    assert finish.seconds_to_return([]) == {}
+    assert artifacts.seconds_to_return(rows)["10"] == 1.0
+    assert artifacts.seconds_to_return(rows)["15"] == 3.0
+    assert artifacts.seconds_to_return([]) == {}
 
 
 def test_jsonl_keeps_what_a_full_disk_refuses(tmp_path, monkeypatch):

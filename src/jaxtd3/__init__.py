@@ -8,18 +8,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxtd3.config import Config, RunConfig, load_config
-    from jaxtd3.envs import EnvConfig, Pendulum, batch_env, env_names, make_env, register_env
-    from jaxtd3.errors import UserError
-    from jaxtd3.evaluate import make_evaluate
-    from jaxtd3.exploration import Ladder, NoiseHyper, constant_noise, make_noise, mixed_noise
-    from jaxtd3.metrics import Metric, MetricStep, make_measure, register_metric
-    from jaxtd3.population import make_population, take_member
-    from jaxtd3.presets import preset
-    from jaxtd3.replay import ReplayConfig, make_replay
-    from jaxtd3.td3 import AgentConfig, AgentState, fast_td3
-    from jaxtd3.train_step import LoopConfig, make_chunk, make_train_step
-    from jaxtd3.types import (
+    from jaxtd3.agent.exploration import Ladder, NoiseHyper, constant_noise, make_noise, mixed_noise
+    from jaxtd3.agent.td3 import AgentState, fast_td3
+    from jaxtd3.config.config import Config, load_config
+    from jaxtd3.config.sections import AgentConfig, EnvConfig, LoopConfig, ReplayConfig, RunConfig
+    from jaxtd3.core.types import (
         Agent,
         Batch,
         BatchEnv,
@@ -32,6 +25,14 @@ if TYPE_CHECKING:
         TrainState,
         Transition,
     )
+    from jaxtd3.envs import Pendulum, batch_env, env_names, make_env, preset, register_env
+    from jaxtd3.envs.metrics import Metric, MetricStep, make_measure, register_metric
+    from jaxtd3.errors import UserError
+    from jaxtd3.loop.chunk import make_chunk
+    from jaxtd3.loop.population import make_population, take_member
+    from jaxtd3.loop.step import make_train_step
+    from jaxtd3.replay.ring import make_replay
+    from jaxtd3.run.rollout import make_evaluate
 
 __version__ = "0.1.0"
 
@@ -82,18 +83,21 @@ __all__ = [
 
 # module -> the names that are fetched from it
 _HOMES = {
-    "config": "Config RunConfig load_config",
-    "envs": "EnvConfig Pendulum batch_env env_names make_env register_env",
+    "agent.exploration": "Ladder NoiseHyper constant_noise make_noise mixed_noise",
+    "agent.td3": "AgentState fast_td3",
+    "config.config": "Config load_config",
+    "config.sections": "AgentConfig EnvConfig LoopConfig ReplayConfig RunConfig",
+    "core.types": (
+        "Agent Batch BatchEnv Env EnvSpec EnvState EnvStep Noise Replay TrainState Transition"
+    ),
+    "envs": "Pendulum batch_env env_names make_env preset register_env",
+    "envs.metrics": "Metric MetricStep make_measure register_metric",
     "errors": "UserError",
-    "evaluate": "make_evaluate",
-    "exploration": "Ladder NoiseHyper constant_noise make_noise mixed_noise",
-    "metrics": "Metric MetricStep make_measure register_metric",
-    "population": "make_population take_member",
-    "presets": "preset",
-    "replay": "ReplayConfig make_replay",
-    "td3": "AgentConfig AgentState fast_td3",
-    "train_step": "LoopConfig make_chunk make_train_step",
-    "types": "Agent Batch BatchEnv Env EnvSpec EnvState EnvStep Noise Replay TrainState Transition",
+    "loop.population": "make_population take_member",
+    "loop.chunk": "make_chunk",
+    "loop.step": "make_train_step",
+    "replay.ring": "make_replay",
+    "run.rollout": "make_evaluate",
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 

@@ -2,6 +2,6 @@
 
 import sys
 
-from jaxtd3.cli import main
+from jaxtd3.cli.main import main
 
 sys.exit(main())

@@ -1,8 +1,9 @@
 """Environments: any pure-JAX `Env`, batched; Playground's whole registry; a pendulum as example."""
 
-from jaxtd3.envs.base import EnvConfig, batch_env, combine_terms
+from jaxtd3.config.sections import EnvConfig
+from jaxtd3.envs.batch import batch_env, combine_terms
 from jaxtd3.envs.pendulum import Pendulum
-from jaxtd3.envs.registry import env_names, make_env, register_env
+from jaxtd3.envs.registry import env_names, make_env, preset, register_env
 
 __all__ = [
     "EnvConfig",
@@ -11,5 +12,6 @@ __all__ = [
     "combine_terms",
     "env_names",
     "make_env",
+    "preset",
     "register_env",
 ]

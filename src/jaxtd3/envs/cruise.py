@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxtd3.metrics import Metric, MetricStep
-from jaxtd3.types import Array, EnvSpec, EnvStep
+from jaxtd3.core.types import Array, EnvSpec, EnvStep
+from jaxtd3.envs.metrics import Metric, MetricStep
 
 REACH = 0.8  # largest commanded speed
 

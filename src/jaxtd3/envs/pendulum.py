@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxtd3.types import Array, EnvSpec, EnvStep
+from jaxtd3.core.types import Array, EnvSpec, EnvStep
 
 
 class PendulumState(NamedTuple):

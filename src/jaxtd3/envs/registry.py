@@ -8,15 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from typing import Any
 
+import jax
 from jax.sharding import Mesh
 
-from jaxtd3.distributed import processes_here
-from jaxtd3.envs.base import EnvConfig, batch_env, choose_impl
+from jaxtd3.config.config import Config
+from jaxtd3.config.presets import preset_of
+from jaxtd3.config.sections import EnvConfig
+from jaxtd3.core.processes import processes_here
+from jaxtd3.core.types import BatchEnv, Env
+from jaxtd3.envs.batch import batch_env, choose_impl
 from jaxtd3.envs.cruise import Cruise
 from jaxtd3.envs.pendulum import Pendulum
 from jaxtd3.errors import UserError, nearest
-from jaxtd3.types import BatchEnv, Env
 
 _OWN: dict[str, Callable[[], Env]] = {"Pendulum": Pendulum, "Cruise": Cruise}
 
@@ -49,7 +54,7 @@ def is_own(name: str) -> bool:
 
 def env_names() -> tuple[str, ...]:
     """Every environment that can be asked for."""
-    from jaxtd3.envs.playground import playground_names
+    from jaxtd3.envs.playground.adapter import playground_names
 
     return (*_OWN, *playground_names())
 
@@ -58,6 +63,28 @@ def check_env(name: str) -> None:
     """Refuse an unknown name with the nearest known one."""
     if not is_own(name) and name not in env_names():
         raise UserError(nearest("env", name, env_names()))
+
+
+def suite_of(name: str) -> str:
+    """locomotion, manipulation, dm_control or own: what presets are chosen by."""
+    if is_own(name):
+        return "own"
+    from mujoco_playground import dm_control_suite, locomotion, manipulation
+
+    suites = {
+        "locomotion": locomotion,
+        "manipulation": manipulation,
+        "dm_control": dm_control_suite,
+    }
+    return next((suite for suite, known in suites.items() if name in known.ALL_ENVS), "own")
+
+
+def preset(env: str, algo: str = "fasttd3", profile: str = "auto", **changes: Any) -> Config:
+    """The settings for an environment, with `changes` by field name (`num_envs=64`)."""
+    check_env(env)
+    if profile == "auto":
+        profile = "cpu" if jax.default_backend() == "cpu" else "gpu"
+    return preset_of(env, suite_of(env), algo, profile, **changes)
 
 
 def reward_kind(name: str) -> str:
@@ -86,7 +113,7 @@ def make_env(cfg: EnvConfig, mesh: Mesh | None = None) -> BatchEnv:
             raise UserError(f"{cfg.name} has no physics step to set: leave sim_dt away")
         return batch_env(_OWN[cfg.name](), cfg, mesh)
     check_env(cfg.name)
-    from jaxtd3.envs.playground import load_playground
+    from jaxtd3.envs.playground.adapter import load_playground
 
     devices = 1 if mesh is None else len(mesh.local_devices)
     return batch_env(load_playground(cfg, devices * processes_here()), cfg, mesh)

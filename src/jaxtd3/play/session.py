@@ -18,12 +18,12 @@ import jax.numpy as jnp
 import mujoco
 import numpy as np
 
-from jaxtd3.envs.base import reward_weights
-from jaxtd3.envs.meshes import STANDINS
+from jaxtd3.core.types import Array, BatchEnv
+from jaxtd3.envs.batch import reward_weights
+from jaxtd3.envs.playground.layout import Part, observation_layout
+from jaxtd3.envs.playground.meshes import STANDINS
 from jaxtd3.errors import UserError
-from jaxtd3.layout import Part, observation_layout
-from jaxtd3.render import model_of
-from jaxtd3.types import Array, BatchEnv
+from jaxtd3.output.video import model_of
 
 AXES = ("forward", "left", "turn")
 LATE = 0.25  # seconds behind the clock after which lost time is let go

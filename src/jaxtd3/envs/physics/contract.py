@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from jaxtd3.types import Array
+from jaxtd3.core.types import Array
 
 
 class Physics(Protocol):

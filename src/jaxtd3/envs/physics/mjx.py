@@ -13,9 +13,8 @@ from mujoco.mjx._src import forward as mjx_forward
 from mujoco.mjx._src.types import Impl
 from mujoco_playground._src import mjx_env
 
-from jaxtd3.flat import spread
-from jaxtd3.record import record
-from jaxtd3.types import Array
+from jaxtd3.core.tracing import record, spread
+from jaxtd3.core.types import Array
 
 _plain_step, _plain_forward = mjx_env.step, mjx_forward.forward
 

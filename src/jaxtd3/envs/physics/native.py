@@ -30,9 +30,9 @@ import mujoco
 import numpy as np
 from mujoco import batch as mujoco_batch
 
+from jaxtd3.core.types import Array
 from jaxtd3.envs.physics.hostcall import host_call
 from jaxtd3.errors import UserError
-from jaxtd3.types import Array
 
 STATE = tuple(mujoco_batch._STATE_FIELDS)
 GIVEN = ("ctrl", "qfrc_applied", "xfrc_applied", "eq_active", "mocap_pos", "mocap_quat", "userdata")

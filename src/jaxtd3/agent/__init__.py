@@ -1,0 +1,1 @@
+"""The learner: FastTD3, its critics, optimiser, normalisation and exploration noise."""

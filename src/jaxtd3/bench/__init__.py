@@ -1,0 +1,1 @@
+"""Speed against the machine's limits: what users run. Peers and races are in `benchmarks/`."""

@@ -1,0 +1,288 @@
+"""`jaxtd3 evaluate | render | export | envs`: what to do with a run, and what there is to train."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jaxtd3.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from jaxtd3.cli.main import Envs, Evaluate, Export, Render
+    from jaxtd3.config.config import Config
+    from jaxtd3.core.types import Agent, BatchEnv
+
+
+class Trained(NamedTuple):
+    """A policy, ready to act."""
+
+    config: Config
+    env: BatchEnv
+    agent: Agent
+    state: Any  # AgentState
+    source: str  # what it was read from
+    note: str = ""  # what a policy file says of itself
+
+
+def load_trained(run: Path, best: bool = False, **changes: Any) -> Trained:
+    """The policy of a file, of a shipped name, of a run's last good checkpoint or its best one.
+
+    `changes` are settings of the environment that it shall act in.
+    """
+    import jax
+
+    from jaxtd3.agent.td3 import fast_td3
+    from jaxtd3.config.config import load_config
+    from jaxtd3.envs import make_env
+    from jaxtd3.envs.batch import undisturbed
+    from jaxtd3.output.rundir import CONFIG_FILE, require_run
+    from jaxtd3.run.checkpoint import locate, restore_agent
+    from jaxtd3.run.policy import fill_agent, find_policy, read_policy
+
+    file = find_policy(run)
+    if file is not None:
+        policy = read_policy(file)
+        config = policy.config
+    else:
+        run = require_run(run).absolute()
+        config = load_config(run / CONFIG_FILE)
+        checkpoint = best_checkpoint(run) if best else locate(run)[0]
+    config = config.override({"impl": "auto", "physics_threads": 0})  # another machine's choice
+    try:
+        quiet = undisturbed(config.env)  # as the run's own evaluations
+        env = make_env(dataclasses.replace(quiet, **changes))
+        agent = fast_td3(env.spec, config.agent)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    template = jax.eval_shape(agent.init, jax.random.key(0))
+    if file is not None:
+        state = fill_agent(policy, template, file.name)
+        return Trained(config, env, agent, state, file.name, str(policy.about.get("note", "")))
+    state = restore_agent(checkpoint, template)
+    return Trained(config, env, agent, state, f"checkpoint {checkpoint.name}")
+
+
+def best_checkpoint(run: Path) -> Path:
+    """The good checkpoint that was saved with the highest return."""
+    from jaxtd3.run.checkpoint import read_meta, verify
+
+    scores = {}
+    for path in (run / "checkpoints").glob("[0-9]*"):
+        if not verify(path):
+            score = read_meta(path).get("best")
+            scores[path] = score if isinstance(score, int | float) else None
+    known = {path: score for path, score in scores.items() if score is not None}
+    if not known:
+        raise UserError(f"{run} has no checkpoint that was evaluated")
+    return max(known, key=lambda path: known[path])
+
+
+def evaluate_command(args: Evaluate, given: Mapping[str, Any]) -> int:
+    """Run `jaxtd3 evaluate`."""
+    if args.episodes is not None and args.episodes < 1:
+        raise UserError(f"--episodes {args.episodes} is below 1")
+    check_seed(args.seed)
+    results = [evaluate_on(args, impl) for impl in impl_list(args.impl)]
+    if args.json:
+        print(json.dumps(results[0] if len(results) == 1 else results))
+        return 0
+    head = results[0]
+    print(f"{head['env']}, {head['policy']}, {head['episodes']} episodes, seed {head['seed']}")
+    if head["note"]:
+        print(f"  {head['note']}")
+    if len(results) > 1:
+        print(f"  {'':<28}" + "".join(f"{result['impl']:>12}" for result in results))
+    for name in (n for n, value in head.items() if isinstance(value, float)):
+        print(f"  {name:<28}" + "".join(f"{result[name]:12.4f}" for result in results))
+    if head["walks"] is not None:
+        words = ["yes" if result["walks"] else "no" for result in results]
+        print(f"  {'walks':<28}" + "".join(f"{word:>12}" for word in words))
+    return 0
+
+
+def impl_list(text: str) -> list[str]:
+    """["native", "jax"] of "native,jax"."""
+    known = ("auto", "native", "jax", "warp")
+    found = text.split(",")
+    for name in found:
+        if name not in known:
+            raise UserError(nearest("impl", name, known))
+    return found
+
+
+def evaluate_on(args: Evaluate, impl: str) -> dict[str, Any]:
+    """What a policy does on one physics back end."""
+    import jax
+
+    from jaxtd3.envs.batch import reward_weights
+    from jaxtd3.envs.metrics import walks
+    from jaxtd3.envs.registry import physics_of
+    from jaxtd3.run.program import run_keys
+    from jaxtd3.run.rollout import make_evaluate
+
+    changes = {"impl": impl, "sim_dt": args.sim_dt}
+    config, env, agent, state, source, note = load_trained(args.run, args.best, **changes)
+    seed = config.run.seed if args.seed is None else args.seed
+    episodes = args.episodes or config.run.eval_episodes
+    weights = reward_weights(env.spec, config.env.weights)
+    found = make_evaluate(env, agent, episodes)(state, weights, run_keys(seed).evaluate)
+    metrics = {name: float(value) for name, value in jax.device_get(found).items()}
+    return {
+        "env": config.env.name,
+        "policy": source,
+        "note": note,
+        "impl": physics_of(config.env.name, impl),
+        "seed": seed,
+        "episodes": episodes,
+        "walks": walks(metrics),
+        **metrics,
+    }
+
+
+def check_seed(seed: int | None) -> None:
+    if seed is not None and seed < 0:
+        raise UserError(f"--seed {seed} is negative")
+
+
+def render_command(args: Render, given: Mapping[str, Any]) -> int:
+    """Run `jaxtd3 render`."""
+    from jaxtd3.output.video import check_path, render_video
+    from jaxtd3.run.program import run_keys
+
+    check_path(args.out)
+    check_seed(args.seed)
+    if args.steps is not None and args.steps < 1:
+        raise UserError(f"--steps {args.steps} is below 1")
+    config, env, agent, state, *_ = load_trained(args.run, args.best)
+    key = run_keys(config.run.seed if args.seed is None else args.seed).render
+    command = list(args.command) or None
+    out = render_video(
+        env, agent, state, key, args.out, steps=args.steps, command=command, camera=args.camera
+    )
+    print(out)
+    return 0
+
+
+def export_command(args: Export, given: Mapping[str, Any]) -> int:
+    """Run `jaxtd3 export`."""
+    from jaxtd3.output.onnx import export_onnx
+    from jaxtd3.run.policy import SUFFIX, save_policy
+
+    if not args.out.parent.is_dir():
+        raise UserError(f"{args.out.parent} is not a folder")
+    config, env, _, state, source, _ = load_trained(args.run, args.best)
+    about = {"algo": config.algo, "source": source}
+    if args.out.suffix == SUFFIX:
+        save_policy(args.out, state, config, about | made_by(args.run, source, args.note))
+        print(f"{args.out}: {args.out.stat().st_size / 1024:.0f} KiB")
+        return 0
+    error = export_onnx(env, state, config.agent, args.out, about)
+    print(f"{args.out}: differs from JAX by {error:.1e} at most")
+    return 0
+
+
+def made_by(run: Path, source: str, note: str | None) -> dict[str, Any]:
+    """Where a policy comes from: steps, training time, what the run's evaluation said of it."""
+    from jaxtd3.output.logs import read_rows
+    from jaxtd3.output.rundir import METRICS_FILE
+    from jaxtd3.run.artifacts import versions
+
+    known: dict[str, Any] = {"versions": versions()}
+    if note:
+        known["note"] = note
+    number = source.removeprefix("checkpoint ")
+    if run.is_dir() and number.isdigit():
+        rows = [r for r in read_rows(run / METRICS_FILE) if r["iteration"] <= int(number)]
+        known |= {k: rows[-1][k] for k in ("iteration", "env_steps", "seconds") if rows}
+        scores = [r for r in rows if r.get("eval/return") is not None]
+        if scores:
+            last = scores[-1]
+            known["scores"] = {k: v for k, v in last.items() if k.startswith("eval/")}
+    return known
+
+
+# --- envs ---------------------------------------------------------------------------------------
+
+
+def envs_command(args: Envs, given: Mapping[str, Any]) -> int:
+    """Run `jaxtd3 envs`."""
+    from jaxtd3.envs import env_names
+
+    names = env_names()
+    if args.env is not None and args.env not in names:
+        raise UserError(nearest("env", args.env, names))
+    chosen = [args.env] if args.env else list(names)
+    detailed = args.details or args.env is not None
+    rows = [env_row(name, args.profile, detailed) for name in chosen]
+    if args.json:
+        print(json.dumps(rows, indent=2))
+    elif args.env:
+        for name, value in rows[0].items():
+            print(f"{name:<16}{describe_value(value)}")
+    else:
+        print_table(rows)
+    return 0
+
+
+def env_row(name: str, profile: str, detailed: bool) -> dict[str, Any]:
+    """What is known of an environment: its preset, and with `detailed` what loading it tells."""
+    from jaxtd3.envs import make_env
+    from jaxtd3.envs.playground.layout import describe_layout
+    from jaxtd3.envs.registry import physics_of, preset, reward_kind
+
+    config = preset(name, profile=profile)
+    row: dict[str, Any] = {"env": name, "physics": physics_of(name)}
+    if not detailed:
+        row["reward"] = reward_kind(name)
+    else:
+        try:
+            env = make_env(config.env)
+            spec = env.spec
+        except ValueError as error:
+            row["error"] = str(error)
+        else:
+            row |= {
+                "obs": spec.obs_size,
+                "privileged": spec.extra_size,
+                "actions": spec.action_size,
+                "episode": spec.episode_length,
+                "reward_terms": dict(zip(spec.reward_terms, spec.default_weights, strict=True)),
+            }
+            layout = describe_layout(env.env)
+            if layout:
+                row["layout"] = layout
+    return row | {
+        "profile": config.profile,
+        "iterations": config.run.iterations,
+        "num_envs": config.env.num_envs,
+        "batch": config.replay.batch_size,
+        "gamma": config.agent.gamma,
+    }
+
+
+def describe_value(value: Any) -> str:
+    if isinstance(value, dict):
+        shown = {k: v if isinstance(v, str) else f"{v:g}" for k, v in value.items()}
+        return ", ".join(f"{k}={v}" for k, v in shown.items()) or "not a weighted sum"
+    return str(value)
+
+
+def print_table(rows: list[dict[str, Any]]) -> None:
+    """A table on a terminal, tab-separated lines elsewhere."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    cells = [[describe_value(row.get(name, "")) for name in columns] for row in rows]
+    if not sys.stdout.isatty():
+        for line in [columns, *cells]:
+            print("\t".join(line))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*columns, box=None)
+    for line in cells:
+        table.add_row(*line)
+    Console().print(table)

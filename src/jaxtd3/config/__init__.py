@@ -1,0 +1,1 @@
+"""Settings: sections, the whole config, presets. No JAX here."""

@@ -1,0 +1,309 @@
+"""Settings as data: one table of changes per environment, per algorithm, per hardware.
+
+`preset_of` applies, in this order: the environments' rows whose pattern matches, the hardware
+profile's rows whose pattern matches, the algorithm's row and sizes, the caller's changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from jaxtd3.config.config import Config
+from jaxtd3.errors import UserError, nearest
+
+Changes = Mapping[str, Any]
+
+# FastTD3's forebears and variants: what makes each of them itself, over any environment and size.
+PQL: Changes = {
+    "critic": "scalar",
+    "activation": "elu",
+    "noise": "linear",
+    "sigma_min": 0.05,
+    "sigma_max": 0.8,
+    "warmup": 32,
+    "warmup_random": True,
+    "critic_updates": 8,
+    "policy_updates": 4,
+    "n_step": 3,
+    "gamma": 0.99,
+    "tau": 0.05,
+    "policy_noise": 0.8,
+    "noise_clip": 0.2,
+    "max_grad_norm": 0.5,
+    "weight_decay": 0.0,
+}
+ALGORITHMS: dict[str, Changes] = {
+    "fasttd3": {},  # the defaults of the config sections are FastTD3's
+    "fasttd3-simbav2": {"network": "simbav2", "weight_decay": 0.0},
+    "fasttd3-simnorm": {"network": "simnorm"},
+    "pql": PQL,
+    "pql-d": {**PQL, "critic": "c51", "cdq_target": "elementwise-min", "num_atoms": 51},
+    "apex": {  # Ape-X DPG: one critic, lagging copies of both networks, a learner that prioritises
+        "critic": "scalar",
+        "num_critics": 1,
+        "cdq": False,
+        "target_actor": True,
+        "noise": "geometric",
+        "sigma_max": 0.4,
+        "noise_alpha": 7.0,
+        "prioritized": True,
+        "priority_alpha": 0.6,
+        "priority_beta": 0.4,
+        "priority_beta_end": 0.4,
+        "critic_updates": 4,
+        "policy_updates": 4,
+        "n_step": 5,
+        "gamma": 0.99,
+        "tau": 0.05,
+        "policy_noise": 0.0,
+        "weight_decay": 0.0,
+    },
+    # Bundles of actor, learner and replay, one per device, that average every 8 updates.
+    "gorila": {"sync_every": 8, "noise": "constant", "sigma_max": 0.4},
+}
+
+# Sizes that an algorithm was published with, and those for two cores, by (algorithm, profile).
+ALGORITHM_SIZES: dict[tuple[str, str], Changes] = {
+    ("fasttd3-simbav2", "gpu"): {
+        "batch_size": 8192,
+        "critic_hidden": 512,
+        "actor_hidden": 256,
+        "critic_lr_end": 3e-5,
+        "actor_lr_end": 3e-5,
+    },
+    ("fasttd3-simbav2", "cpu"): {"critic_hidden": 64, "actor_hidden": 32},
+    ("fasttd3-simnorm", "cpu"): {"simnorm_groups": 8, "simnorm_dim": 8},
+    **{
+        (algo, "gpu"): {
+            "num_envs": 4096,
+            "length": 1024,
+            "batch_size": 8192,
+            "critic_hidden": 512,
+            "actor_hidden": 512,
+            "actor_lr": 5e-4,
+            "actor_lr_end": 5e-4,
+            "critic_lr": 5e-4,
+            "critic_lr_end": 5e-4,
+        }
+        for algo in ("pql", "pql-d")
+    },
+}
+
+# FastTD3's reward for the G1 and T1 joystick tasks; Playground's own weights were tuned for PPO.
+TUNED_REWARDS: dict[str, Mapping[str, float]] = {
+    "[GT]1Joystick*": {
+        "energy": -5e-5,
+        "action_rate": -0.1,
+        "torques": -1e-3,
+        "pose": -1.0,
+        "tracking_ang_vel": 1.25,
+        "tracking_lin_vel": 1.25,
+        "feet_phase": 1.0,
+        "ang_vel_xy": -0.3,
+        "orientation": -5.0,
+    },
+}
+
+# Patterns are matched against `suite/env`, the suites being locomotion, manipulation, dm_control
+# and own. All rows that match apply, in order.
+
+# FastTD3's settings per environment (published sizes, for a GPU).
+ENVIRONMENTS: list[tuple[str, Changes]] = [
+    ("*", {"num_envs": 1024, "length": 10240, "gamma": 0.97, "v_min": -10.0, "v_max": 10.0}),
+    (
+        "*/Go1*",
+        {
+            "iterations": 50_000,
+            "sigma_min": 0.2,
+            "sigma_max": 0.8,
+            "policy_noise": 0.2,
+            "critic_updates": 8,
+            "policy_updates": 4,
+        },
+    ),
+    (
+        "*/LeapCubeReorient",
+        {
+            "n_step": 3,
+            "gamma": 0.99,
+            "policy_noise": 0.2,
+            "v_min": -50.0,
+            "v_max": 50.0,
+            "cdq": False,
+        },
+    ),
+    ("*/LeapCubeRotateZAxis", {"gamma": 0.99, "policy_noise": 0.2, "cdq": False}),
+    (
+        "dm_control/*",  # rewards are in [0, 1] a step: with gamma 0.99 values are in [0, 100]
+        {
+            "iterations": 20_000,
+            "n_step": 3,
+            "gamma": 0.99,
+            "v_min": 0.0,
+            "v_max": 100.0,
+            "sigma_min": 0.1,
+            "policy_noise": 0.1,
+            "stagger": True,
+        },
+    ),
+    ("own/Pendulum", {"iterations": 2_000, "gamma": 0.99, "v_min": -500.0, "v_max": 0.0}),
+    ("own/Cruise", {"iterations": 1_000, "gamma": 0.95, "v_min": -20.0, "v_max": 100.0}),
+]
+
+# For two cores: small networks and batches, high learning rates, more updates per step.
+PROFILES: dict[str, list[tuple[str, Changes]]] = {
+    "gpu": [("*", {"compute": "bf16"})],
+    "cpu": [
+        (
+            "*",
+            {
+                "num_envs": 64,
+                "length": 2048,
+                "batch_size": 512,
+                "critic_updates": 4,
+                "policy_updates": 2,
+                "critic_hidden": 256,
+                "actor_hidden": 128,
+                "num_atoms": 51,
+                "actor_lr": 5e-4,
+                "actor_lr_end": 5e-4,
+                "critic_lr": 5e-4,
+                "critic_lr_end": 5e-4,
+                "weight_decay": 0.01,
+                "iterations": 2_000,
+                "log_every": 50,
+                "eval_every": 250,
+                "eval_episodes": 64,
+                "checkpoint_every": 1_000,
+            },
+        ),
+        (
+            "dm_control/*",
+            {
+                "num_envs": 256,
+                "length": 512,
+                "policy_updates": 4,
+                "critic_hidden": 128,
+                "actor_hidden": 64,
+                "actor_lr": 1e-3,
+                "actor_lr_end": 1e-3,
+                "critic_lr": 1e-3,
+                "critic_lr_end": 1e-3,
+                "weight_decay": 0.001,
+                "n_step": 5,
+                "sigma_max": 1.0,
+                "eval_episodes": 32,
+            },
+        ),
+        (
+            "locomotion/*",
+            {
+                "critic_updates": 8,
+                "policy_updates": 4,
+                "n_step": 3,
+                "actor_lr": 3e-4,
+                "actor_lr_end": 3e-4,
+                "critic_lr": 1e-3,
+                "critic_lr_end": 1e-3,
+                "policy_noise": 0.1,
+                "sigma_min": 0.0,
+                "sigma_max": 0.2,
+                "iterations": 1_200,
+                "eval_every": 200,
+                "checkpoint_every": 400,
+            },
+        ),
+        (
+            # Some 100,000 steps teach a humanoid to stand, not to walk. Four things let it learn
+            # that at all: noise held for the episode (white noise averages out over a fall), a
+            # bonus for every step on its feet, a price on poses far from the standing one (without
+            # it actions saturate), and many small updates per step.
+            "locomotion/[GT]1Joystick*",
+            {
+                "weights": {
+                    **TUNED_REWARDS["[GT]1Joystick*"],
+                    "alive": 15.0,
+                    "pose": -6.0,
+                    "joint_deviation_hip": -1.0,
+                    "joint_deviation_knee": -0.3,
+                    "stand_still": -2.0,
+                },
+                "num_envs": 128,
+                "length": 4096,
+                "sim_dt": 0.004,
+                "symmetry": "augment",
+                "batch_size": 512,
+                "layer_norm": True,
+                "critic_updates": 16,
+                "policy_updates": 8,
+                "n_step": 5,
+                "gamma": 0.98,
+                "v_min": -5.0,
+                "v_max": 20.0,
+                "sigma_max": 0.3,
+                "noise_correlation": 1.0,
+                "sigma_white": 0.05,
+                "iterations": 4_000,
+                "eval_every": 500,
+                "eval_episodes": 16,
+                "checkpoint_every": 1_000,
+            },
+        ),
+        ("dm_control/Cheetah*", {"iterations": 6_000, "cdq": False}),
+        (  # a fast actor saturates here before the critic knows anything: one seed in eight
+            "dm_control/CartpoleBalance*",
+            {
+                "policy_updates": 2,
+                "actor_lr": 3e-4,
+                "actor_lr_end": 3e-4,
+                "eval_every": 500,  # twenty seconds in all: an evaluation and its save take 0.2 s
+            },
+        ),
+        (
+            "own/Cruise",
+            {
+                "num_envs": 32,
+                "length": 512,
+                "batch_size": 256,
+                "critic_updates": 2,
+                "n_step": 3,
+                "sigma_max": 1.0,
+                "critic_hidden": 64,
+                "actor_hidden": 32,
+                "critic_lr": 3e-3,
+                "critic_lr_end": 3e-3,
+                "actor_lr": 3e-3,
+                "actor_lr_end": 3e-3,
+                "iterations": 500,
+                "eval_every": 100,
+            },
+        ),
+    ],
+}
+
+
+def tuned_reward(env: str) -> Mapping[str, float]:
+    """The tuned weights of an environment."""
+    for pattern, weights in TUNED_REWARDS.items():
+        if fnmatchcase(env, pattern):
+            return weights
+    raise UserError(f"{env} has no tuned reward: only {', '.join(TUNED_REWARDS)} have")
+
+
+def preset_of(
+    env: str, suite: str, algo: str = "fasttd3", profile: str = "cpu", **changes: Any
+) -> Config:
+    """The settings for an environment of a suite, with `changes` by field name (`num_envs=64`)."""
+    if algo not in ALGORITHMS:
+        raise UserError(nearest("algo", algo, ALGORITHMS))
+    if profile not in PROFILES:
+        raise UserError(nearest("profile", profile, PROFILES))
+    flat: dict[str, Any] = {"env.name": env}
+    for pattern, row in ENVIRONMENTS + PROFILES[profile]:
+        if fnmatchcase(f"{suite}/{env}", pattern):
+            flat |= row
+    flat |= ALGORITHMS[algo]
+    flat |= ALGORITHM_SIZES.get((algo, profile), {})
+    return Config(algo=algo, profile=profile).override(flat | changes)

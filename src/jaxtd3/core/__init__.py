@@ -1,0 +1,1 @@
+"""What everything else stands on: the types, devices and processes, tracing."""

@@ -1,0 +1,1 @@
+"""MuJoCo Playground's environments: adapter, meshes, observation layout, mirror."""

@@ -1,0 +1,1 @@
+"""Collecting and learning as one pure function; many runs as one program."""

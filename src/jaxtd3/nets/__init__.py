@@ -1,0 +1,1 @@
+"""Actor and critics as flax.linen modules."""

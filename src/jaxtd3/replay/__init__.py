@@ -1,0 +1,1 @@
+"""The replay ring on the device, uniform and prioritised."""

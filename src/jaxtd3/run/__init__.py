@@ -1,0 +1,1 @@
+"""A run on the host: the program, the session, checkpoints, evaluation."""

@@ -1,0 +1,218 @@
+"""What a run leaves behind: rows, summary, curves, video, policy, report."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import math
+import time
+import traceback
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxtd3 import __version__
+from jaxtd3.core import processes, sharding
+from jaxtd3.core.types import TrainState
+from jaxtd3.loop.step import make_learn, update_plan
+from jaxtd3.output.logs import dumps
+from jaxtd3.output.rundir import CRASH_FILE, POLICY_FILE, SUMMARY_FILE, VIDEO_FILE
+from jaxtd3.run.checkpoint import state_sha256
+
+if TYPE_CHECKING:
+    from jaxtd3.run.session import Session
+
+LIBRARIES = ("jax", "jaxlib", "flax", "optax", "mujoco", "mujoco-mjx", "playground")
+
+
+def chunk_row(metrics: dict[str, float]) -> dict[str, float]:
+    """Sums over finished episodes to means; a chunk in which none finished has no mean."""
+    row = {k: v for k, v in metrics.items() if not k.endswith("_sum")}
+    count = metrics.get("episode/count", 0.0)
+    for name, total in metrics.items():
+        if name.endswith("_sum") and count > 0:
+            row[name.removesuffix("_sum")] = total / count
+    return row
+
+
+def thresholds(best: float, worst: float) -> list[float]:
+    """Round returns between the worst and the best: five or so, multiples of 1, 2 or 5."""
+    span = best - min(worst, 0.0)
+    if not span > 0:
+        return []
+    rough = span / 7
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough)
+    first = math.floor(min(worst, 0.0) / step) + 1
+    return [round(i * step, 9) for i in range(first, math.floor(best / step) + 1)]
+
+
+def seconds_to_return(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Training seconds until an evaluation first returned so much."""
+    curve = [(row["seconds"], row["eval/return"]) for row in rows]
+    curve = [(s, r) for s, r in curve if r is not None and math.isfinite(r)]
+    if not curve:
+        return {}
+    returns = [r for _, r in curve]
+    levels = thresholds(max(returns), min(returns))
+    return {f"{t:g}": next(s for s, r in curve if r >= t) for t in levels}
+
+
+def summarize(session: Session, state: TrainState | None, status: str) -> dict[str, Any]:
+    """The content of summary.json (see rundir.SUMMARY); without a state, after a crash."""
+    config, clock, rows = session.config, session.clock, session.rows
+    times = dict(clock.seconds)
+    if state is not None and status in ("completed", "time_limit"):
+        times |= split_train(session, state)
+    last = rows[-1] if rows else {}
+    returns = [row["eval/return"] for row in rows]
+    return {
+        "env": config.env.name,
+        "algo": config.algo,
+        "profile": config.profile,
+        "seed": config.run.seed,
+        "status": status,
+        "iterations": session.iteration,
+        "env_steps": session.env_steps,
+        "first_return": session.first,
+        "final_return": last.get("eval/return"),
+        "best_return": max(returns) if returns else None,
+        "final_length": last.get("eval/length"),
+        "walks": bool(last["eval/walks"]) if "eval/walks" in last else None,
+        "start_seconds": session.start_seconds,
+        "compile_seconds": clock["compile"],
+        "train_seconds": clock["train"],
+        "env_steps_per_second": session.env_steps / clock["train"] if clock["train"] else 0.0,
+        "seconds_to_return": seconds_to_return(rows),
+        "times": times,
+        "devices": [device.device_kind for device in jax.devices()],
+        "versions": versions(),
+        "state_sha256": whole_sha256(state) if state is not None else None,
+        "params_sha256": params_sha256(state.agent) if state is not None else None,
+        "error": session.error,
+    }
+
+
+def whole_sha256(state: TrainState) -> str | None:
+    """Of the whole state; none where several processes hold parts of it."""
+    return None if processes.several() else state_sha256(state)
+
+
+def params_sha256(agent: Any) -> str:
+    return state_sha256((agent.actor, agent.critic, agent.target))
+
+
+def crash(session: Session, error: Exception) -> dict[str, Any]:
+    """What nobody expected: a summary with one line about it, the rest in crash.txt."""
+    line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    full = "RESOURCE_EXHAUSTED" in line
+    lost = not full and processes.several() and processes.is_loss(error)
+    if full:
+        line = "out of memory: lower --num-envs, --length or --batch-size"
+    elif lost:
+        line = f"another process is gone: go on with --resume ({line[:120]})"
+    if not processes.is_first():
+        session.error = line
+        return summarize(session, None, "failed")
+    with contextlib.suppress(OSError):
+        (session.run_dir / CRASH_FILE).write_text("".join(traceback.format_exception(error)))
+    session.error = f"{line} (see {CRASH_FILE}); {session.store.last_good()}"
+    summary = summarize(session, None, "failed")
+    if lost:  # JAX ends this process soon, with a trace: be gone before, curves come on resuming
+        with contextlib.suppress(OSError):
+            write_summary(session.run_dir, summary)
+    else:
+        write_artifacts(session, None, "failed", summary)
+    return summary
+
+
+def split_train(session: Session, state: TrainState, repeats: int = 10) -> dict[str, float]:
+    """Training seconds as collect and update.
+
+    In the fused program they have no border: an iteration's updates are timed alone, on the final
+    state, and the rest of the time was collecting.
+    """
+    parts, run = session.parts, session.config.run
+    learn = make_learn(parts.agent, parts.replay, session.config.loop)
+    plan = update_plan(session.config.loop)
+    mapped = jax.shard_map(
+        lambda state, key: learn(state, sharding.local_key(key, sharding.AXIS), plan)[0],
+        mesh=parts.mesh,
+        in_specs=(sharding.state_specs(state), sharding.WHOLE),
+        out_specs=sharding.WHOLE,
+        check_vma=False,
+    )
+    updates = jax.jit(mapped)
+    key = jax.random.key(run.seed)
+    jax.block_until_ready(updates(state, key))
+    begin = time.perf_counter()
+    for _ in range(repeats):
+        jax.block_until_ready(updates(state, key))
+    alone = (time.perf_counter() - begin) / repeats * session.iteration
+    total = session.clock["train"]
+    return {"update": min(alone, total), "collect": max(total - alone, 0.0)}
+
+
+def versions() -> dict[str, str]:
+    return {"jaxtd3": __version__} | {n: importlib.metadata.version(n) for n in LIBRARIES}
+
+
+def write_artifacts(
+    session: Session, state: TrainState | None, status: str, summary: dict[str, Any]
+) -> Path | None:
+    """Video, policy, summary, curves, report; what cannot be made is told in one line each."""
+    run_dir, ui = session.run_dir, session.ui
+    video = None
+    if state is not None:  # one device films and exports, whatever others do
+        state = state.replace(agent=jax.tree.map(jnp.asarray, jax.device_get(state.agent)))
+
+    def attempt(what: str, make: Callable[[], Any]) -> Any:
+        ui.update(stage=what)
+        try:
+            return make()
+        except Exception as error:
+            said = " ".join(str(error).split()) or type(error).__name__
+            ui.note(said if said.startswith("no ") else f"no {what}: {said}")
+            return None
+
+    if state is not None and status in ("completed", "time_limit"):  # else nobody wants to wait
+        if session.options.video:
+            video = attempt("video", lambda: make_video(session, state))
+        if find_spec("onnx") and find_spec("onnxruntime"):
+            attempt("policy.onnx", lambda: make_policy(session, state))
+    attempt("summary.json", lambda: write_summary(run_dir, summary))
+    attempt("report", lambda: make_report(run_dir))
+    return video
+
+
+def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:
+    part = run_dir / (SUMMARY_FILE + ".part")
+    part.write_text(json.dumps(json.loads(dumps(summary)), indent=2) + "\n")
+    part.replace(run_dir / SUMMARY_FILE)
+
+
+def make_video(session: Session, state: TrainState) -> Path:
+    from jaxtd3.output.video import render_video
+
+    parts = session.parts
+    out = session.run_dir / VIDEO_FILE
+    return render_video(parts.eval_env, parts.agent, state.agent, session.keys.render, out)
+
+
+def make_policy(session: Session, state: TrainState) -> float:
+    from jaxtd3.output.onnx import export_onnx
+
+    out = session.run_dir / POLICY_FILE
+    return export_onnx(session.parts.env, state.agent, session.config.agent, out)
+
+
+def make_report(run_dir: Path) -> None:
+    """curves.png and report.html."""
+    from jaxtd3.output.report import write_report
+
+    write_report(run_dir)

@@ -1,0 +1,103 @@
+"""A run's parts: loaded, bound together and laid out on the devices; nothing allocated yet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import Mesh
+
+from jaxtd3.agent.td3 import fast_td3
+from jaxtd3.config.config import Config
+from jaxtd3.core import sharding
+from jaxtd3.core.types import Agent, Array, BatchEnv, Metrics, Replay, TrainState
+from jaxtd3.envs import make_env
+from jaxtd3.envs.batch import undisturbed
+from jaxtd3.errors import UserError
+from jaxtd3.loop.chunk import make_chunk
+from jaxtd3.loop.step import StepFn, TrainFns, make_train_step
+from jaxtd3.nets.dense import compiler_options
+from jaxtd3.replay.ring import make_replay
+from jaxtd3.run.rollout import make_evaluate
+
+
+class Keys(NamedTuple):
+    """One key per purpose."""
+
+    init: Array
+    refresh: Array
+    evaluate: Array
+    render: Array
+
+
+def run_keys(seed: int) -> Keys:
+    """All random numbers of a run come from these."""
+    return Keys(*jax.random.split(jax.random.key(seed), len(Keys._fields)))
+
+
+class Parts(NamedTuple):
+    """A run's parts, nothing allocated yet."""
+
+    config: Config
+    mesh: Mesh
+    layout: TrainState  # of jax.sharding.NamedSharding
+    env: BatchEnv
+    eval_env: BatchEnv
+    agent: Agent
+    replay: Replay
+    fns: TrainFns
+    shapes: TrainState  # of jax.ShapeDtypeStruct
+    evaluate: Callable[[Any, Array, Array], Metrics]
+
+
+def build(config: Config) -> Parts:
+    """Load and bind the parts; a setting that does not fit them is the user's error."""
+    given, config = config, config.resolved()
+    try:
+        mesh = sharding.make_mesh(config.run.devices)
+        sharding.share(config.env.num_envs, mesh, "num_envs")
+        env = make_env(config.env, mesh)
+        quiet = undisturbed(config.env)
+        eval_env = env if quiet == config.env else make_env(quiet, mesh)
+        sync = config.loop.sync_every
+        agent = fast_td3(env.spec, config.agent, sharding.AXIS, learn_apart=sync > 1)
+        if sync > 1:
+            agent = sharding.bundles(agent, sync, sharding.AXIS)
+        replay = make_replay(env.spec, sharding.local_replay(config.replay, mesh), sharding.AXIS)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    agent, replay = sharding.spread_inits(agent, replay, mesh)
+    fns = make_train_step(env, agent, replay, config.loop, sharding.AXIS)
+    init = fns.init
+    shapes = jax.eval_shape(init, jax.random.key(0))
+    layout = sharding.make_layout(shapes, mesh)
+    shapes = sharding.place(shapes, layout)
+    fns = fns._replace(init=lambda key: sharding.place(init(key), layout))
+    evaluate = make_evaluate(eval_env, agent, config.run.eval_episodes, mesh)
+    return Parts(given, mesh, layout, env, eval_env, agent, replay, fns, shapes, evaluate)
+
+
+def chunk_of(parts: Parts, length: int, step: StepFn | None = None) -> Any:
+    """`length` iterations (or other steps) as one program, by the settings of the run."""
+    return make_chunk(
+        step or parts.fns.train_step,
+        length,
+        parts.layout,
+        settle=parts.config.loop.sync_every > 1,
+        options=compiler_options(parts.config.agent.compute),
+    )
+
+
+def whole_chunks(config: Config) -> tuple[Config, list[str]]:
+    """Settings under which everything happens between chunks of one length, and what changed."""
+    run = config.run
+    bounds = [run.iterations, run.eval_every, run.checkpoint_every, run.log_every]
+    chunk = min(n for n in bounds if n)
+    changes = {"log_every": chunk}
+    for name in ("iterations", "eval_every", "checkpoint_every"):
+        changes[name] = math.ceil(getattr(run, name) / chunk) * chunk
+    changes = {k: v for k, v in changes.items() if v != getattr(run, k)}
+    notes = [f"{k}: {getattr(run, k)} -> {v}, for whole chunks" for k, v in changes.items()]
+    return config.override(changes), notes

@@ -1,0 +1,1 @@
+"""Many weightings and settings as one program: plan, waves, results, report."""

@@ -1,0 +1,296 @@
+"""Training the members of a sweep in waves of one shape: one program for all of them.
+
+DIR/waves/000/            a finished wave: there as a whole, or not there
+    wave.json             its members: values, metrics, curves
+    007/                  a member: the directory of a run (config, metrics, checkpoint), so that
+                          `jaxtd3 render | evaluate | export DIR/waves/000/007` work on it
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxtd3 import durable
+from jaxtd3.agent.td3 import fast_td3
+from jaxtd3.config.config import Config
+from jaxtd3.core.types import Agent, BatchEnv, Replay, TrainState
+from jaxtd3.envs import make_env
+from jaxtd3.envs.batch import reward_weights, undisturbed
+from jaxtd3.envs.metrics import Metric, make_measure, metrics_of
+from jaxtd3.errors import UserError
+from jaxtd3.loop.chunk import make_chunk
+from jaxtd3.loop.population import make_population, take_member
+from jaxtd3.loop.step import make_train_step
+from jaxtd3.nets.dense import compiler_options
+from jaxtd3.output.logs import dumps
+from jaxtd3.output.rundir import CONFIG_FILE, METRICS_FILE
+from jaxtd3.replay.ring import make_replay
+from jaxtd3.run import artifacts, memory
+from jaxtd3.run.checkpoint import CheckpointStore
+from jaxtd3.run.program import run_keys
+from jaxtd3.run.progress import Progress, duration
+from jaxtd3.run.signals import StopSignals
+from jaxtd3.run.timing import Clock
+from jaxtd3.sweep.plan import Member, label, member_config
+from jaxtd3.sweep.results import write_json
+
+WAVES, WAVE_FILE = "waves", "wave.json"
+SHARE = 0.7  # of the free memory is taken where the sweep chooses how many members fit
+
+
+class Parts(NamedTuple):
+    """What the members of a sweep share, nothing allocated yet."""
+
+    config: Config
+    env: BatchEnv
+    eval_env: BatchEnv
+    agent: Agent
+    replay: Replay
+    metrics: dict[str, Metric]
+    bytes: int  # of one member's state
+
+
+def build(config: Config, extra: dict[str, Metric]) -> Parts:
+    """Load and bind the parts; a setting that does not fit them is the user's error."""
+    try:
+        env = make_env(config.env)
+        quiet = undisturbed(config.env)
+        eval_env = env if quiet == config.env else make_env(quiet)
+        agent = fast_td3(env.spec, config.agent)
+        replay = make_replay(env.spec, config.replay)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    agent = agent._replace(init=jax.jit(agent.init))
+    fns = make_train_step(env, agent, replay, config.loop)
+    size = memory.tree_bytes(jax.eval_shape(fns.init, jax.random.key(0)))
+    metrics = {**metrics_of(eval_env.env), **extra}
+    return Parts(config, env, eval_env, agent, replay, metrics, size)
+
+
+def most_members(parts: Parts) -> int:
+    """How many members fit into memory at once."""
+    free, where = memory.free_device()
+    batch = parts.config.replay.batch_size * (4 * parts.env.spec.width + 64) * 4
+    need = parts.bytes + batch
+    fits = math.inf if free is None else SHARE * free / need
+    if fits < 1:
+        raise UserError(f"one member needs {need / memory.GiB:.1f} GiB, {where} has less")
+    return int(min(fits, 4096))
+
+
+class Waves:
+    """Trains waves of `size` members; the first one compiles, the others do not."""
+
+    def __init__(self, parts: Parts, size: int, directory: Path, ui: Progress, mesh: Any = None):
+        self.parts, self.size, self.ui, self.mesh = parts, size, ui, mesh
+        self.directory = directory.absolute() / WAVES
+        self.clock = Clock()
+        self.traces = 0
+        self.total = 0  # iterations to come in all waves, for the time left
+        self.done = 0
+        self.compiled: Callable[..., Any] | None = None
+        durable.tidy(self.directory)
+
+    # --- the program ----------------------------------------------------------------------------
+
+    def compile(self, configs: Sequence[Config]) -> None:
+        """One chunk of the population, and its measure; refused if it would not fit."""
+        parts, run = self.parts, self.parts.config.run
+        self.ui.stage("compiling")
+        population = make_population(
+            parts.env,
+            parts.agent,
+            parts.replay,
+            configs,
+            key_of=lambda seed: run_keys(seed).init,
+            mesh=self.mesh,
+        )
+        self.init = population.init
+
+        def counted(state: TrainState) -> Any:
+            self.traces += 1
+            return population.train_step(state)
+
+        with self.clock("compile"):
+            shapes = jax.eval_shape(lambda: population.init(configs))
+            options = compiler_options(parts.config.agent.compute)
+            chunk: Any = make_chunk(counted, run.log_every, options=options)
+            if self.mesh is None:
+                chunk = chunk.lower(shapes).compile()
+                usage = chunk.memory_analysis()
+                self.check_memory(shapes, getattr(usage, "temp_size_in_bytes", 0))
+        self.compiled = chunk
+        self.ui.note(f"compiled the program of all waves in {duration(self.clock['compile'])}")
+        measure = make_measure(parts.eval_env, parts.agent, parts.metrics, run.eval_episodes)
+        self.measure = jax.jit(jax.vmap(measure, in_axes=(0, 0, None)))
+        self.refresh = jax.vmap(parts.env.refresh)
+
+    def check_memory(self, shapes: Any, workspace: int) -> None:
+        free, where = memory.free_device()
+        need = memory.tree_bytes(shapes) + workspace
+        if free is not None and need > free:
+            raise UserError(
+                f"{self.size} members at once need {need / memory.GiB:.1f} GiB, {where} has "
+                f"{free / memory.GiB:.1f} GiB free: lower --members-at-once"
+            )
+
+    # --- one wave -------------------------------------------------------------------------------
+
+    def train(self, number: int, members: Sequence[Member], stop: StopSignals) -> list[dict] | None:
+        """Train and store a wave; None where it was interrupted."""
+        spec, base = self.parts.env.spec, self.parts.config
+        configs = [member_config(base, spec, m.values, m.seed) for m in members]
+        padded = [*configs, *[configs[-1]] * (self.size - len(configs))]
+        if self.compiled is None:
+            self.compile(padded)
+        rows: list[list[dict[str, Any]]] = [[] for _ in members]
+        self.ui.update(stage=f"training wave {number + 1}")
+        with self.clock("other"):
+            state = self.init(padded)
+        for iteration in range(0, base.run.iterations, base.run.log_every):
+            if stop.asked:
+                return None
+            state = self.chunk(state, iteration, padded, rows)
+        if self.traces != 1:
+            raise RuntimeError(f"the training program was traced {self.traces} times, not once")
+        return self.store(number, members, configs, state, rows)
+
+    def chunk(self, state: TrainState, iteration: int, configs: Sequence[Config], rows: Any) -> Any:
+        """One chunk of every member, and a row for each; measured where it is due."""
+        run, before = self.parts.config.run, self.clock["train"]
+        with self.clock("train"):
+            if iteration:  # the first pool is fresh
+                keys = (run_keys(c.run.seed).refresh for c in configs)
+                folded = jnp.stack([jax.random.fold_in(key, iteration) for key in keys])
+                state = state.replace(env=self.refresh(state.env, folded))
+            state, metrics = self.compiled(state)  # type: ignore[misc]
+            metrics = jax.device_get(metrics)
+        iteration += run.log_every
+        found: dict[str, np.ndarray] = {}
+        every = run.eval_every
+        if iteration >= run.iterations or (every and iteration % every == 0):
+            self.ui.update(stage="measuring")
+            with self.clock("eval"):
+                key = run_keys(run.seed).evaluate  # the same episodes for all: a fair comparison
+                found = jax.device_get(self.measure(state.agent, state.env.weights, key))
+        steps = self.parts.config.loop.collect_steps * self.parts.config.env.num_envs
+        for p, row in enumerate(rows):
+            head = {
+                "iteration": iteration,
+                "env_steps": iteration * steps,
+                "seconds": self.clock["train"],
+                "compile_seconds": self.clock["compile"],
+            }
+            own = artifacts.chunk_row({k: float(v[p]) for k, v in metrics.items()})
+            row.append(head | own | {f"eval/{k}": float(v[p]) for k, v in found.items()})
+        self.show(self.clock["train"] - before, steps)
+        return state
+
+    def show(self, spent: float, steps: int) -> None:
+        """Tell the progress display."""
+        chunk = self.parts.config.run.log_every
+        self.done += chunk
+        work = self.clock["train"] + self.clock["eval"] + self.clock["other"]
+        left = work / self.done * (self.total - self.done)
+        self.ui.update(
+            stage="training",
+            iteration=self.done,
+            iterations=self.total,
+            env_steps=self.done * steps * self.size,
+            rate=chunk * steps * self.size / max(spent, 1e-9),
+            left=max(left, 0.0),
+        )
+
+    # --- storing --------------------------------------------------------------------------------
+
+    def path(self, number: int) -> Path:
+        return self.directory / f"{number:03d}"
+
+    def read(self, number: int, members: Sequence[Member]) -> list[dict] | None:
+        """A finished wave of these very members, or None."""
+        path = self.path(number) / WAVE_FILE
+        if not path.exists():
+            return None
+        try:
+            found = durable.read_json(path)["members"]
+            same = [(m["index"], m["seed"], m["values"]) for m in found] == [
+                (m.index, m.seed, dict(m.values)) for m in members
+            ]
+        except durable.UNREADABLE as error:
+            raise UserError(f"{path}: {durable.explain(error)}") from error
+        if not same:
+            raise UserError(f"{path} holds other members than this sweep's")
+        return found
+
+    def store(self, number, members, configs, state: TrainState, rows) -> list[dict]:
+        """Write a wave under a temporary name, then give it its own."""
+        self.ui.update(stage="saving")
+        final = self.path(number)
+        temp = final.with_name(durable.TEMP + final.name)
+        durable.remove(temp)
+        found = []
+        with self.clock("checkpoint"):
+            try:
+                for p, (member, config) in enumerate(zip(members, configs, strict=True)):
+                    folder = temp / f"{member.index:03d}"
+                    folder.mkdir(parents=True)
+                    self.store_member(folder, config, take_member(state, p), rows[p])
+                    place = f"{WAVES}/{final.name}/{folder.name}"
+                    found.append(describe(self.parts, member, config, rows[p], place))
+                write_json(temp / WAVE_FILE, {"members": found, "time": time.time()})
+                durable.publish(temp, final)
+            except OSError as error:
+                raise UserError(f"wave not written: {durable.explain(error)}") from error
+        return json.loads((final / WAVE_FILE).read_text())["members"]
+
+    def store_member(self, folder: Path, config: Config, state: TrainState, rows: list) -> None:
+        """A member as a run of its own, without its replay."""
+        config.save(folder / CONFIG_FILE)
+        (folder / METRICS_FILE).write_text("".join(dumps(row) + "\n" for row in rows))
+        store = CheckpointStore(folder)
+        last = rows[-1]
+        meta = {"config": config.to_dict(), "clock": dict(self.clock.seconds)}
+        store.save(
+            state,
+            iteration=last["iteration"],
+            meta=meta,
+            best=last.get("eval/default_reward"),
+            with_replay=False,
+        )
+        store.close()
+        if store.last_error:
+            raise OSError(store.last_error)
+
+
+def describe(parts: Parts, member: Member, config: Config, rows: list, place: str) -> dict:
+    """A member as results tell it."""
+    spec = parts.env.spec
+    weights = reward_weights(spec, config.env.weights).tolist()
+    last, names = rows[-1], [*parts.metrics, "own_reward", "length"]
+    keep = ("iteration", "env_steps", "seconds")
+    curve = [
+        {k.removeprefix("eval/"): v for k, v in row.items() if k in keep or k.startswith("eval/")}
+        for row in rows
+        if any(k.startswith("eval/") for k in row)
+    ]
+    return {
+        "index": member.index,
+        "group": member.group,
+        "seed": member.seed,
+        "label": member.name or label(member.values),
+        "values": dict(member.values),
+        "weights": {n: float(f"{w:.6g}") for n, w in zip(spec.reward_terms, weights, strict=True)},
+        "metrics": {name: last[f"eval/{name}"] for name in names},
+        "path": place,
+        "curve": curve,
+        "config": config.to_dict(),
+    }

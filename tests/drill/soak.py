@@ -1,0 +1,85 @@
+"""One long run: its memory and its speed stay what they are, and nothing is compiled again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+from tests.drill.base import Drill, Line
+
+from jaxtd3.output.logs import read_rows
+
+ENV = "CartpoleBalance"
+WARM_UP = 0.2  # of the time
+FLAT = 0.05
+
+
+def resident(pid: int) -> int | None:
+    """Bytes of memory that a process holds; None where the system does not tell."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (OSError, IndexError, ValueError):
+        return None
+    return pages * os.sysconf("SC_PAGESIZE")
+
+
+def spread(values: list[float]) -> float:
+    """The largest distance from the median, as a share of it."""
+    middle = median(values)
+    return max(abs(v - middle) for v in values) / middle if middle else float("inf")
+
+
+def drift(values: list[float]) -> float:
+    """How much the last third differs from the first, as a share: medians, for single ones jump."""
+    third = max(1, len(values) // 3)
+    return median(values[-third:]) / median(values[:third]) - 1
+
+
+def soak(drill: Drill) -> Iterator[Line]:
+    """Train for so many seconds and look on from outside."""
+    seconds, run_dir = drill.settings.soak, drill.work / "run"
+    words = [sys.executable, "-m", "jaxtd3.train", "--env", ENV, "--no-video", "--quiet"]
+    words += ["--iterations", "1000000000", "--max-time", str(seconds), "--run-dir", str(run_dir)]
+    samples: list[tuple[float, int]] = []
+    with open(drill.work / "run.log", "w") as log:
+        process = subprocess.Popen(words, stdout=log, stderr=log)
+        while not read_rows(run_dir / "metrics.jsonl") and process.poll() is None:
+            time.sleep(0.2)
+        begun = time.monotonic()
+        while process.poll() is None and time.monotonic() - begun < 2 * seconds + 600:
+            size = resident(process.pid)
+            if size is not None:
+                samples.append((time.monotonic() - begun, size))
+            drill.tick(round(time.monotonic() - begun), round(seconds))
+            time.sleep(min(2.0, seconds / 100))
+        if process.poll() is None:
+            process.kill()
+        code = process.wait()
+    yield from judge(code, seconds, samples, read_rows(run_dir / "metrics.jsonl"))
+
+
+def judge(
+    code: int, seconds: float, samples: list[tuple[float, int]], rows: list
+) -> Iterator[Line]:
+    """The lines about a run that has ended."""
+    end = rows[-1]["seconds"] if rows else 0.0
+    whole = code == 0 and end >= seconds
+    yield Line(f"{seconds:.0f} s of {ENV}", whole, f"exit code {code}, trained {end:.0f} s")
+    # Without the end: its evaluation, policy and report are not training.
+    sizes = [s / 2**20 for t, s in samples if WARM_UP * seconds < t < 0.98 * seconds]
+    wide = spread(sizes) if sizes else float("inf")
+    shown = f"{median(sizes):.0f} MiB ± {100 * wide:.1f} %" if sizes else "not told here"
+    yield Line("memory of the process is flat", wide <= FLAT, f"{shown} after warm-up")
+    steady = [r for r in rows[:-1] if r["seconds"] > WARM_UP * seconds]
+    rates = [r["time/iterations_per_second"] for r in steady]
+    moved = drift(rates) if rates else float("inf")
+    shown = f"{median(rates):.1f}/s, last third against first {100 * moved:+.1f} %" if rates else ""
+    yield Line("iterations per second are flat", abs(moved) <= FLAT, shown)
+    compiled = {r["compile_seconds"] for r in steady}
+    found = f"{len(steady)} chunks, compile seconds rose {max(len(compiled) - 1, 0)} times"
+    yield Line("nothing is traced again", len(compiled) == 1, found)

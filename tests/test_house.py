@@ -1,0 +1,100 @@
+"""The tree is the architecture: which package may import which, and how large things may grow."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "jaxtd3"
+
+# A package imports only from those above it in this list; within a package everything may.
+ORDER = [
+    ("errors", "runtime", "durable"),
+    ("config",),
+    ("core",),
+    ("envs",),
+    ("nets",),
+    ("agent",),
+    ("replay",),
+    ("loop",),
+    ("output",),
+    ("run",),
+    ("sweep", "bench", "play"),
+    ("cli",),
+    ("train", "__main__"),
+]
+LEVEL = {name: i for i, row in enumerate(ORDER) for name in row}
+
+
+def modules() -> list[Path]:
+    return sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
+
+
+def package(path: Path) -> str:
+    first = path.relative_to(SOURCE).parts[0]
+    return first.removesuffix(".py")
+
+
+def imported(tree: ast.AST) -> list[tuple[int, str]]:
+    """(line, package) of everything that is imported from jaxtd3, types alone left out."""
+    found = []
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        if isinstance(node, ast.ImportFrom) and node.module == "jaxtd3":
+            names = [alias.name for alias in node.names]
+            found += [(node.lineno, name) for name in names if name in LEVEL]
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("jaxtd3."):
+            found.append((node.lineno, str(node.module).split(".")[1]))
+        elif isinstance(node, ast.Import):
+            names = [alias.name.split(".") for alias in node.names]
+            found += [(node.lineno, n[1]) for n in names if n[0] == "jaxtd3" and len(n) > 1]
+        found += imported(node)
+    return found
+
+
+def upward(path: Path, text: str) -> list[str]:
+    own = LEVEL[package(path)]
+    where = path.relative_to(SOURCE)
+    return [
+        f"{where}:{line} imports {name}"
+        for line, name in imported(ast.parse(text))
+        if LEVEL[name] > own or (LEVEL[name] == own and name != package(path) and own)
+    ]
+
+
+def test_no_module_imports_upward():
+    found = [line for path in modules() for line in upward(path, path.read_text())]
+    assert not found, "\n".join(found)
+
+
+def test_an_upward_import_is_seen():
+    path = SOURCE / "core" / "types.py"
+    assert upward(path, "def f():\n    from jaxtd3.run import session\n")
+    assert upward(path, "from jaxtd3 import cli\n")
+    assert upward(path, "import jaxtd3.agent.td3\n")
+    assert not upward(path, "from jaxtd3.config import sections\n")
+
+
+def test_every_package_has_its_place():
+    assert {package(path) for path in modules()} == set(LEVEL)
+
+
+def test_folders_are_small():
+    for folder in {path.parent for path in modules()}:
+        count = len([p for p in folder.glob("*.py") if p.name != "__init__.py"])
+        assert count <= 18, f"{folder.name} has {count} modules"
+
+
+LISTS = {"make_train_step", "fast_td3", "batch_env"}  # lists of short closures over the same parts
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_functions_are_short(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or 0) - node.lineno + 1
+            assert lines <= (170 if node.name in LISTS else 100), f"{node.name}: {lines} lines"
