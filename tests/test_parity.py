@@ -14,8 +14,8 @@ from jax.flatten_util import ravel_pytree
 
 from jaxtd3.agent import distributional as dist
 from jaxtd3.agent import normalize as norm
-from jaxtd3.agent.critics import c51_target, c51_value
-from jaxtd3.agent.td3 import actor_loss, fast_td3
+from jaxtd3.agent.critics import c51_target
+from jaxtd3.agent.td3 import fast_td3
 from jaxtd3.config.sections import AgentConfig, ReplayConfig
 from jaxtd3.core.types import Batch, EnvSpec, Transition
 from jaxtd3.nets.mlp import NETWORKS, mlp_networks
@@ -214,19 +214,18 @@ def make_update(monkeypatch, spec, mode):
     return agent, state
 
 
-def has_first_round(mode):
-    """Some files hold the last round under `after1` too (arrays saved by reference)."""
-    key = f"mlp/{mode}/after%d/actor/net.0.weight"
-    return not np.array_equal(DATA[key % 1], DATA[key % 3])
-
-
 def compare_params(state, prefix):
+    """Within 2e-6: Adam's first step is a sign, so tiny gradients decide whole steps."""
     for name, theirs in (
         ("actor", actor_params(f"{prefix}/actor")),
         ("critic", critic_params(f"{prefix}/critic")),
         ("target", critic_params(f"{prefix}/target")),
     ):
-        jax.tree.map(close, getattr(state, name), theirs)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-6),
+            getattr(state, name),
+            theirs,
+        )
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -236,19 +235,15 @@ def test_three_rounds(mode, spec, batch, monkeypatch):
         state, metrics = agent.update(state, batch, jax.random.key(i), policy=True)
         close(metrics["critic_loss"], DATA[f"mlp/{mode}/critic_losses/{i}"])
         close(metrics["actor_loss"], DATA[f"mlp/{mode}/actor_losses/{i}"])
-        if i == 2 or (i == 0 and has_first_round(mode)):
+        if i in (0, 2):
             compare_params(state, f"mlp/{mode}/after{i + 1}")
     assert state.updates == 3
     assert state.skipped == 0
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_gradients(mode, nets, spec, batch, monkeypatch):
-    """Read off Adam's first moment after one update: m = (1 - 0.9) * g.
-
-    PyTorch's actor loss also adds its gradient to the critics' `.grad`, and a file saved by
-    reference holds that sum; both are ours to compute.
-    """
+def test_gradients(mode, spec, batch, monkeypatch):
+    """Read off Adam's first moment after one update: m = (1 - 0.9) * g."""
     agent, first = make_update(monkeypatch, spec, mode)
     state, metrics = agent.update(first, batch, jax.random.key(0), policy=True)
     close(metrics["critic_loss"], DATA[f"mlp/{mode}/critic_loss"])
@@ -257,31 +252,15 @@ def test_gradients(mode, nets, spec, batch, monkeypatch):
     grads = like(first.actor, state.actor_opt[0].mu / 0.1)
     jax.tree.map(close, grads, layers(f"mlp/{mode}/actor_grad/", ACTOR))
 
-    z = dist.support(hp("v_min"), hp("v_max"), hp("num_atoms"))
-    action = nets.actor(first.actor, spec.actor_obs(batch.obs))
-
-    def through_critic(params):
-        logits = nets.critic(params, spec.critic_obs(batch.obs), action)
-        return actor_loss(c51_value(z, logits), batch.weight, mode == "cdq")
-
     critic = like(first.critic, state.critic_opt[0].mu / 0.1)
-    summed = jax.tree.map(jnp.add, critic, jax.grad(through_critic)(state.critic))
     prefix = f"mlp/{mode}/critic_grad"
     theirs = {f"q{i}": layers(f"{prefix}/qnet{i + 1}.", CRITIC) for i in range(2)}
-    out = ("q1", "out", "dense", "bias")
-    alike = np.allclose(leaf(critic, out), leaf(theirs, out), rtol=1e-3)
-    jax.tree.map(close, critic if alike else summed, theirs)
+    jax.tree.map(close, critic, theirs)
 
 
 def like(tree, vector):
     """The optimiser's vector in the shape of the parameters."""
     return ravel_pytree(tree)[1](vector)
-
-
-def leaf(tree, path):
-    for name in path:
-        tree = tree[name]
-    return tree
 
 
 # --- the variants -------------------------------------------------------------------------------
@@ -349,10 +328,9 @@ def test_observation_statistics():
         count += x.shape[0]
         close(norm.normalize(stats, x), DATA[f"obsnorm/{i}/out"])
         assert stats.total == count
-        if count == DATA[f"obsnorm/{i}/count"]:  # a file saved by reference has the last only
-            close(stats.mean, DATA[f"obsnorm/{i}/mean"][0])
-            close(stats.var, DATA[f"obsnorm/{i}/var"][0])
-    assert count == DATA["obsnorm/3/count"]
+        assert count == DATA[f"obsnorm/{i}/count"]
+        close(stats.mean, DATA[f"obsnorm/{i}/mean"][0])
+        close(stats.var, DATA[f"obsnorm/{i}/var"][0])
 
 
 def test_reward_statistics():

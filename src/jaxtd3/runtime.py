@@ -9,7 +9,9 @@ import importlib.metadata
 import logging
 import os
 import re
+import sys
 import time
+import warnings
 from pathlib import Path
 
 STARTED = time.perf_counter()  # near enough the start of the process
@@ -23,8 +25,7 @@ def prepare() -> None:
     """Set the environment variables that JAX reads when it starts; what the user set stays."""
     gc.set_threshold(100_000, 20, 100)  # tracing makes objects by the million, nearly all to stay
     flags = os.environ.get("XLA_FLAGS", "")
-    if CPU_FIX not in flags and is_jaxlib_010():  # unknown flags would abort other versions
-        os.environ["XLA_FLAGS"] = f"{flags} {CPU_FIX}".strip()
+    fix_compiler()
     fake = re.search(rf"{COUNT_FLAG}=(\d+)", flags)
     if fake:
         room_for(int(fake[1]))
@@ -35,11 +36,40 @@ def prepare() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
+def fix_compiler() -> None:
+    """Have jaxlib 0.10 compile rightly for the CPU, or say that it is too late for that.
+
+    XLA reads its flags when JAX starts its back end. The command line is early enough; so is a
+    program that fetches anything from `jaxtd3` before it makes its first array.
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    if CPU_FIX in flags or not is_jaxlib_010():  # unknown flags would abort other versions
+        return
+    if not backend_started():
+        os.environ["XLA_FLAGS"] = f"{flags} {CPU_FIX}".strip()
+    elif sys.modules["jax"].default_backend() == "cpu":
+        warnings.warn(
+            "JAX started before jaxtd3 could set a compiler flag without which jaxlib 0.10 "
+            f"computes some sums wrongly on a CPU: set XLA_FLAGS={CPU_FIX} beforehand",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+def backend_started() -> bool:
+    """Whether JAX has read its flags already."""
+    if "jax" not in sys.modules:
+        return False
+    from jax._src import xla_bridge
+
+    return xla_bridge.backends_are_initialized()
+
+
 def split_cpu(devices: int) -> None:
     """Let the CPU count as `devices` devices, where JAX has not started and nobody else said so."""
     import jax
 
-    if devices > 1 and COUNT_FLAG not in os.environ["XLA_FLAGS"]:
+    if devices > 1 and COUNT_FLAG not in os.environ.get("XLA_FLAGS", ""):
         room_for(devices)
         jax.config.update("jax_num_cpu_devices", devices)
 

@@ -6,6 +6,7 @@ Nothing heavy is imported before the arguments are known to be right.
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import sys
 from collections.abc import Sequence
@@ -37,7 +38,7 @@ class Train:
     """Train a policy.
 
     Settings come from the preset of the environment, the algorithm and the hardware; a --config
-    file changes them, flags change them last. The values shown are those before any preset.
+    file changes them, flags change them last. With --env, --help shows the values of its preset.
     """
 
     env: Name = None
@@ -306,13 +307,27 @@ class Doctor:
     """Print JSON."""
 
 
+def preset_values(argv: Sequence[str]) -> dict[str, Any]:
+    """What the preset of the environment in `argv` says, for --help; {} where none is named."""
+    words = [part for word in argv for part in word.split("=", 1)]
+    named = dict(itertools.pairwise(words))
+    if "--env" not in named:
+        return {}
+    from jaxtd3.envs.registry import preset
+
+    labels = {name: named.get(f"--{name}") for name in ("algo", "profile")}
+    return preset(named["--env"], **{k: v for k, v in labels.items() if v}).flat()
+
+
 class Command(NamedTuple):
     args: type
     run: str  # "module:function", imported when called
 
     def __call__(self, name: str, argv: Sequence[str]) -> int:
-        whole = self.args in (Train, Sweep, Bench)  # every setting is a flag
-        cls: type[Any] = flags.with_sections(self.args) if whole else self.args
+        cls: type[Any] = self.args
+        if cls in (Train, Sweep, Bench):  # every setting is a flag
+            asks = "--help" in argv or "-h" in argv
+            cls = flags.with_sections(cls, preset_values(argv) if asks else {})
         args, given = flags.parse(cls, argv, prog=f"jaxtd3 {name}")
         module, function = self.run.split(":")
         return getattr(importlib.import_module(module), function)(args, given)

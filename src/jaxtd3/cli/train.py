@@ -112,7 +112,7 @@ def settings(args: Train, given: Mapping[str, Any]) -> tuple[Config, list[str]]:
     env, algo, profile = labels["env"], labels["algo"] or "fasttd3", labels["profile"] or "auto"
     if env is None:
         raise UserError("--env is missing: `jaxtd3 envs` lists the environments")
-    changes = flat_fields(base) if base is not None else {}
+    changes = base.flat() if base is not None else {}
     known = field_names()
     changes |= {k: v for k, v in given.items() if k in known}
     changes.pop("name", None)
@@ -163,20 +163,12 @@ def base_config(args: Train) -> tuple[Config | None, Config | None]:
     return base, saved
 
 
-def flat_fields(config: Config) -> dict[str, Any]:
-    """Every field of every section by its short name."""
-    from jaxtd3.config.sections import SECTIONS
-
-    sections = (getattr(config, section) for section in SECTIONS)
-    return {f.name: getattr(s, f.name) for s in sections for f in dataclasses.fields(s)}
-
-
 def compare_saved(saved: Config, config: Config) -> list[str]:
     """What changed since the run was started; refused where it cannot."""
     from jaxtd3.config.sections import KEPT
 
-    old = {"algo": saved.algo, **flat_fields(saved)}
-    new = {"algo": config.algo, **flat_fields(config)}
+    old = {"algo": saved.algo, **saved.flat()}
+    new = {"algo": config.algo, **config.flat()}
     changed = {k: f"{k}: {old[k]} -> {new[k]}" for k in new if old[k] != new[k]}
     fixed = {"algo", *(name.partition(".")[2] for name in KEPT)}
     refused = [text for name, text in changed.items() if name in fixed]

@@ -68,6 +68,11 @@ class Config:
         section, leaf = find_field(name)
         return getattr(getattr(self, section), leaf)
 
+    def flat(self) -> dict[str, Any]:
+        """Every field of every section by its short name."""
+        sections = (getattr(self, section) for section in SECTIONS)
+        return {f.name: getattr(s, f.name) for s in sections for f in dataclasses.fields(s)}
+
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
-from jaxtd3.core.sharding import SPLIT, WHOLE, env_specs, over_envs, share
+from jaxtd3.core.sharding import SPLIT, WHOLE, env_specs, over_envs
 from jaxtd3.core.types import Agent, Array, BatchEnv, Metrics
 from jaxtd3.envs.batch import combine_terms
 from jaxtd3.envs.metrics import TINY, Metric, MetricStep, metrics_of, ratio
@@ -121,9 +122,11 @@ def make_evaluate(
 
     Ends as soon as every episode has. `return` is under the environment's own weights,
     `return_weighted` under those given. It reads the agent's state and nothing else of the run.
-    The devices of a mesh share the episodes.
+    The devices of a mesh share the episodes, rounded up to a number that they can.
     """
     num = episodes or env.num_envs
+    if mesh is not None:
+        num = math.ceil(num / mesh.size) * mesh.size  # each device runs as many as the others
     reset = jax.jit(over_envs(jax.vmap(env.env.reset), mesh))
     rollout = make_rollout(env, agent)
 
@@ -141,7 +144,6 @@ def make_evaluate(
 
     out = None
     if mesh is not None:
-        share(num, mesh, "eval_episodes")
         out = NamedSharding(mesh, WHOLE)
     run_all = jax.jit(run, out_shardings=out)
 
