@@ -64,27 +64,23 @@ def ours(race: Race, over: Over) -> None:
     import jax
 
     from jaxtd3.envs.registry import preset
-    from jaxtd3.run.program import build, chunk_of, run_keys, whole_chunks
+    from jaxtd3.run.program import build, run_keys, whole_chunks
     from jaxtd3.run.timing import Clock
 
     config, _ = whole_chunks(preset(race.env, seed=race.seed, eval_episodes=EVALUATIONS))
-    parts, keys, clock = build(config), run_keys(race.seed), Clock()
-    chunk = chunk_of(parts, config.run.log_every)
+    program, keys, clock = build(config), run_keys(race.seed), Clock()
     with clock("other"):
-        state = jax.block_until_ready(parts.fns.init(keys.init))
+        state = jax.block_until_ready(program.start())
     done = 0
     while True:
         with clock("train"):
-            if done:
-                key = jax.random.fold_in(keys.refresh, done)
-                state = state.replace(env=parts.env.refresh(state.env, key))
-            state, metrics = chunk(state)
+            state, metrics = program.advance(state, iteration=done)
             jax.block_until_ready(metrics)
         done += config.run.log_every
         if done % config.run.eval_every:
             continue
         with clock("eval"):
-            found = parts.evaluate(state.agent, state.env.weights, keys.evaluate)
+            found = program.evaluate(state.agent, state.env.weights, keys.evaluate)
             returned = float(found["return"])
         steps = done * config.loop.collect_steps * config.env.num_envs
         if over(seconds_of(clock), returned, steps):

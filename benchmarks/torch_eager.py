@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from jaxtd3.bench.timing import Task
 from jaxtd3.errors import UserError
-from jaxtd3.run.program import Parts
+from jaxtd3.run.program import Program
 
 
 def mlp(widths: list[int], *last: nn.Module) -> nn.Sequential:
@@ -88,7 +88,7 @@ def project(z: Tensor, p: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
 class Learner:
     """One run of FastTD3 on the environments of `parts`."""
 
-    def __init__(self, parts: Parts, seed: int = 0):
+    def __init__(self, parts: Program, seed: int = 0):
         torch.manual_seed(seed)
         cfg, env = parts.config, parts.env
         self.env, self.agent, self.loop, self.spec = env, cfg.agent, cfg.loop, env.spec
@@ -189,7 +189,7 @@ class Learner:
             self.update((i + 1) % every == 0)
 
 
-def torch_task(parts: Parts, length: int) -> Task:
+def torch_task(parts: Program, length: int) -> Task:
     """`length` iterations, the ring full."""
     agent = parts.config.agent
     if parts.mesh.size > 1 or (agent.num_critics, agent.network, agent.critic) != (2, "mlp", "c51"):

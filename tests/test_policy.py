@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import jaxtd3
-from jaxtd3.cli.policy import load_trained
 from jaxtd3.envs.metrics import walks
 from jaxtd3.errors import UserError
 from jaxtd3.run import policy
+from jaxtd3.run.load import load as load_trained
 
 SIZES = {"actor_hidden": 8, "critic_hidden": 8, "num_envs": 2}
 

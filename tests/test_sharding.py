@@ -294,11 +294,17 @@ def test_g1_on_two_devices_lowers_for_cuda(impl):
     ("changes", "said"),
     [
         ({"devices": 9}, "devices=9, but there are 8"),
-        ({"devices": 8, "num_envs": 12}, "num_envs=12 is not divisible by 8"),
-        ({"devices": 8, "batch_size": 20}, "batch_size=20 is not divisible by 8"),
-        ({"devices": 8, "eval_episodes": 5}, "eval_episodes=5 is not divisible by 8"),
+        ({"devices": 8, "num_envs": 12}, "num_envs=12 is not divisible by 8 devices: 8 or 16"),
+        ({"devices": 8, "batch_size": 20}, "batch_size=20 is not divisible by 8 devices: 16 or 24"),
     ],
 )
 def test_sizes_that_do_not_divide_are_refused(changes, said):
     with pytest.raises(UserError, match=said):
         parts_of("Pendulum", **changes)
+
+
+def test_episodes_of_an_evaluation_need_not_divide():
+    parts = parts_of("Pendulum", devices=8, eval_episodes=5)
+    state = parts.fns.init(jax.random.key(0))
+    found = parts.evaluate(state.agent, state.env.weights, jax.random.key(1))
+    assert np.isfinite(found["return"])

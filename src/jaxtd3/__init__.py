@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from jaxtd3.loop.population import make_population, take_member
     from jaxtd3.loop.step import make_train_step
     from jaxtd3.replay.ring import make_replay
+    from jaxtd3.run.load import load
+    from jaxtd3.run.program import Program, build
     from jaxtd3.run.rollout import make_evaluate
 
 __version__ = "0.1.0"
@@ -57,6 +59,7 @@ __all__ = [
     "Noise",
     "NoiseHyper",
     "Pendulum",
+    "Program",
     "Replay",
     "ReplayConfig",
     "RunConfig",
@@ -64,9 +67,11 @@ __all__ = [
     "Transition",
     "UserError",
     "batch_env",
+    "build",
     "constant_noise",
     "env_names",
     "fast_td3",
+    "load",
     "load_config",
     "make_chunk",
     "make_env",
@@ -99,6 +104,8 @@ _HOMES = {
     "loop.chunk": "make_chunk",
     "loop.step": "make_train_step",
     "replay.ring": "make_replay",
+    "run.load": "load",
+    "run.program": "Program build",
     "run.rollout": "make_evaluate",
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}

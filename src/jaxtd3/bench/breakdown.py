@@ -19,7 +19,7 @@ from jaxtd3.bench.timing import interleave, spread
 from jaxtd3.core.sharding import local_key
 from jaxtd3.core.types import Array, Batch, Metrics, TrainState, Transition
 from jaxtd3.loop.step import make_noise
-from jaxtd3.run.program import Parts, chunk_of
+from jaxtd3.run.program import Program, chunk_of
 
 Piece = Callable[[TrainState, Array], tuple[TrainState, Any]]
 """piece(state, key) -> (state, something that depends on all it computed)"""
@@ -31,7 +31,7 @@ def total(tree: Any) -> Array:
     return jnp.stack([jnp.sum(x, dtype=jnp.float32) for x in leaves]).sum()
 
 
-def example(parts: Parts, state: TrainState) -> tuple[Transition, Batch]:
+def example(parts: Program, state: TrainState) -> tuple[Transition, Batch]:
     """A transition of every environment and a batch, as the pieces take them."""
 
     def make(state: TrainState) -> tuple[Any, Any]:
@@ -48,7 +48,7 @@ def example(parts: Parts, state: TrainState) -> tuple[Transition, Batch]:
     return jax.tree.map(jnp.asarray, jax.device_get(jax.jit(mapped)(state)))
 
 
-def pieces(parts: Parts, state: TrainState) -> dict[str, Piece]:
+def pieces(parts: Program, state: TrainState) -> dict[str, Piece]:
     """Every piece as a step of the training state, so that scans run it as training does."""
     agent, replay, env = parts.agent, parts.replay, parts.env
     noise = make_noise(parts.config.loop)
@@ -110,7 +110,7 @@ def as_step(piece: Piece, axis_name: str) -> Callable[[TrainState], tuple[TrainS
 
 
 def breakdown(
-    parts: Parts,
+    parts: Program,
     rounds: int,
     seconds: float,
     length: int = 10,

@@ -22,7 +22,7 @@ from jaxtd3.core.types import EnvSpec, TrainState
 from jaxtd3.loop.step import make_learn, update_plan
 from jaxtd3.replay import ring as replay
 from jaxtd3.run.memory import tree_bytes
-from jaxtd3.run.program import Parts
+from jaxtd3.run.program import Program
 
 
 class Dot(NamedTuple):
@@ -104,7 +104,7 @@ def flops(dots: Counter[Dot]) -> int:
 # --- of this project's programs -----------------------------------------------------------------
 
 
-def update_step(parts: Parts) -> Callable[[TrainState], tuple[TrainState, Any]]:
+def update_step(parts: Program) -> Callable[[TrainState], tuple[TrainState, Any]]:
     """One iteration's updates without its environment steps."""
     learn = make_learn(parts.agent, parts.replay, parts.config.loop)
     plan = update_plan(parts.config.loop)
@@ -117,7 +117,7 @@ def update_step(parts: Parts) -> Callable[[TrainState], tuple[TrainState, Any]]:
     return step
 
 
-def trace(parts: Parts, step: Callable) -> Any:
+def trace(parts: Program, step: Callable) -> Any:
     """The jaxpr of a step of one device of the mesh, nothing run."""
     specs = jax.tree.map(lambda sharding: sharding.spec, parts.layout)
     mapped = jax.shard_map(
@@ -130,7 +130,7 @@ def trace(parts: Parts, step: Callable) -> Any:
     return jax.make_jaxpr(mapped)(parts.shapes).jaxpr
 
 
-def learner_dots(parts: Parts) -> Counter[Dot]:
+def learner_dots(parts: Program) -> Counter[Dot]:
     """The matrix products of one iteration's updates, on one device."""
     return gemms(count_dots(trace(parts, update_step(parts))))
 
@@ -234,6 +234,6 @@ def program_facts(compiled: Any, ring: Any) -> dict[str, float]:
     }
 
 
-def bytes_per_transition(parts: Parts) -> float:
+def bytes_per_transition(parts: Program) -> float:
     cfg = parts.config
     return replay.bytes_per_transition(parts.env.spec, cfg.replay, cfg.env.num_envs)

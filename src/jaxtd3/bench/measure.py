@@ -19,7 +19,7 @@ from jaxtd3.bench.programs import (
 from jaxtd3.bench.sketch import make_sketch
 from jaxtd3.bench.timing import Range, Task, compile_cold, constant, interleave, spread
 from jaxtd3.run.memory import tree_bytes
-from jaxtd3.run.program import Parts, chunk_of
+from jaxtd3.run.program import Program, chunk_of
 
 HEADLINES = (
     "eta",
@@ -34,7 +34,7 @@ HEADLINES = (
 )
 
 
-def sketch_task(parts: Parts, length: int, seed: int = 0) -> Task:
+def sketch_task(parts: Program, length: int, seed: int = 0) -> Task:
     """The baseline on the same environments and sizes, its ring full too."""
     init, step, _ = make_sketch(parts.env, parts.config)
 
@@ -58,7 +58,7 @@ def sketch_task(parts: Parts, length: int, seed: int = 0) -> Task:
 
 
 def measure(
-    parts: Parts,
+    parts: Program,
     rounds: int,
     *,
     length: int = 10,

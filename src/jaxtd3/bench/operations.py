@@ -19,7 +19,7 @@ import jax
 from jaxtd3.bench.counts import flops, learner_dots, update_step
 from jaxtd3.bench.programs import Held, full_state
 from jaxtd3.errors import UserError
-from jaxtd3.run.program import Parts, chunk_of
+from jaxtd3.run.program import Program, chunk_of
 
 PRODUCTS, OTHER = "matrix products", "everything else"
 
@@ -98,7 +98,7 @@ def recorded(folder: Path, known: Mapping[str, str]) -> dict[str, float]:
     return spent
 
 
-def operations(parts: Parts, length: int = 10, calls: int = 3) -> dict[str, Any]:
+def operations(parts: Program, length: int = 10, calls: int = 3) -> dict[str, Any]:
     """Milliseconds an iteration of every kind of operation in its updates."""
     if jax.default_backend() != "cpu":
         raise UserError("--operations reads a CPU's trace; on a GPU: jax.profiler and xprof")

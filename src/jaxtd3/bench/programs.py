@@ -25,7 +25,7 @@ from jaxtd3.core.types import Array, TrainState
 from jaxtd3.errors import UserError
 from jaxtd3.nets.dense import compiler_options
 from jaxtd3.replay.ring import ReplayState
-from jaxtd3.run.program import Parts, chunk_of, run_keys
+from jaxtd3.run.program import Program, chunk_of, run_keys
 
 
 class Held:
@@ -39,7 +39,7 @@ class Held:
         jax.block_until_ready((self.state, metrics))
 
 
-def full_state(parts: Parts, seed: int = 0) -> TrainState:
+def full_state(parts: Program, seed: int = 0) -> TrainState:
     """A run's first state, past its warm-up, with a ring that is full of random numbers.
 
     Zeros would not do: pages never written to all map to the same page of memory.
@@ -86,7 +86,7 @@ def chunk_task(name: str, chunk: Callable, held: Held, length: int) -> Task:
     return Task(name, lambda: held.through(chunk), length)
 
 
-def learner_tasks(parts: Parts, held: Held, length: int) -> list[Task]:
+def learner_tasks(parts: Program, held: Held, length: int) -> list[Task]:
     """Whole iterations, and their two halves."""
     steps = {
         "iteration": parts.fns.train_step,
@@ -99,7 +99,7 @@ def learner_tasks(parts: Parts, held: Held, length: int) -> list[Task]:
     ]
 
 
-def env_task(parts: Parts, held: Held, length: int) -> Task:
+def env_task(parts: Program, held: Held, length: int) -> Task:
     """The physics of the same environments and nothing else.
 
     Every sample starts from the states that training is in, with actions out of the ring.
@@ -124,7 +124,7 @@ def env_task(parts: Parts, held: Held, length: int) -> Task:
     return Task("env", lambda: jax.block_until_ready(scan(*given)), length, prepare)
 
 
-def gemm_task(parts: Parts) -> Task:
+def gemm_task(parts: Program) -> Task:
     """The matrix products of one iteration's updates, each on operands of its own."""
     options = compiler_options(parts.config.agent.compute)
     return dots_task("gemms", learner_dots(parts), options)

@@ -18,7 +18,7 @@ from jaxtd3.config.config import Config
 from jaxtd3.core.types import TrainState
 from jaxtd3.loop.chunk import make_chunk
 from jaxtd3.run.memory import tree_bytes
-from jaxtd3.run.program import Parts
+from jaxtd3.run.program import Program
 
 FASTTD3_GFLOP = 1225.0  # of one iteration of FastTD3 with G1's defaults
 FASTTD3_MS = 86.7  # an iteration of FastTD3 on an A100, G1 flat, from its authors' logs
@@ -59,7 +59,7 @@ class Assumptions:
     """GPUs of one machine, for the all-reduce."""
 
 
-def counts(parts: Parts) -> dict[str, float]:
+def counts(parts: Program) -> dict[str, float]:
     """What one iteration does, on one device."""
     config, spec, shapes = parts.config, parts.env.spec, parts.shapes
     dots = count.learner_dots(parts)
@@ -104,7 +104,7 @@ SCATTER_ADD = re.compile(
 )
 
 
-def lower(parts: Parts, step: Any) -> str:
+def lower(parts: Program, step: Any) -> str:
     """A chunk of a step as StableHLO for CUDA."""
     chunk: Any = make_chunk(step, 2, parts.layout)
     return chunk.trace(parts.shapes).lower(lowering_platforms=("cuda",)).as_text()
@@ -119,7 +119,7 @@ def is_default(dot: count.Dot) -> bool:
     return dot.precision == "None" or "DEFAULT" in dot.precision
 
 
-def cuda_facts(parts: Parts) -> dict[str, int]:
+def cuda_facts(parts: Program) -> dict[str, int]:
     """What the whole chunk, its learner and its environments look like on a GPU."""
 
     def env_step(state: TrainState) -> Any:
@@ -154,7 +154,7 @@ def verdicts(facts: Mapping[str, int], collect_steps: int = 1) -> dict[str, bool
     }
 
 
-def roofline(parts: Parts, gpu: str, lowered: bool = True) -> dict[str, Any]:
+def roofline(parts: Program, gpu: str, lowered: bool = True) -> dict[str, Any]:
     """The prediction for one GPU, its counts, and the checks of the program for CUDA."""
     found = counts(parts)
     result: dict[str, Any] = {

@@ -20,7 +20,7 @@ from jaxtd3.config.config import Config
 from jaxtd3.core.sharding import AXIS, WHOLE
 from jaxtd3.errors import UserError, nearest
 from jaxtd3.output.plots import LIGHT
-from jaxtd3.run.program import Parts, build, chunk_of
+from jaxtd3.run.program import Program, build, chunk_of
 
 LENGTH = 10  # iterations per timed chunk
 SPAN = 8.0  # a picture's least ratio of top to bottom
@@ -166,7 +166,7 @@ def scaling(
 # --- devices ------------------------------------------------------------------------------------
 
 
-def allreduce_task(parts: Parts, name: str) -> Task:
+def allreduce_task(parts: Program, name: str) -> Task:
     """The gradients' all-reduces of one iteration and nothing else."""
     agent, loop = parts.shapes.agent, parts.config.loop
 

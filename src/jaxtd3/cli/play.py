@@ -81,7 +81,7 @@ def make_session(args: Play) -> Session:
 
 def load(args: Play) -> tuple[Any, Act, Mapping[str, float], str]:
     """The environment, how to act in it, its reward weights, and a name for what acts."""
-    from jaxtd3.cli.policy import load_trained
+    from jaxtd3.run.load import load as load_trained
 
     if args.run is None:
         return load_untrained(args.env or "", args.agent or "zero")

@@ -2,83 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from jaxtd3.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from jaxtd3.cli.main import Envs, Evaluate, Export, Render
-    from jaxtd3.config.config import Config
-    from jaxtd3.core.types import Agent, BatchEnv
-
-
-class Trained(NamedTuple):
-    """A policy, ready to act."""
-
-    config: Config
-    env: BatchEnv
-    agent: Agent
-    state: Any  # AgentState
-    source: str  # what it was read from
-    note: str = ""  # what a policy file says of itself
-
-
-def load_trained(run: Path, best: bool = False, **changes: Any) -> Trained:
-    """The policy of a file, of a shipped name, of a run's last good checkpoint or its best one.
-
-    `changes` are settings of the environment that it shall act in.
-    """
-    import jax
-
-    from jaxtd3.agent.td3 import fast_td3
-    from jaxtd3.config.config import load_config
-    from jaxtd3.envs import make_env
-    from jaxtd3.envs.batch import undisturbed
-    from jaxtd3.output.rundir import CONFIG_FILE, require_run
-    from jaxtd3.run.checkpoint import locate, restore_agent
-    from jaxtd3.run.policy import fill_agent, find_policy, read_policy
-
-    file = find_policy(run)
-    if file is not None:
-        policy = read_policy(file)
-        config = policy.config
-    else:
-        run = require_run(run).absolute()
-        config = load_config(run / CONFIG_FILE)
-        checkpoint = best_checkpoint(run) if best else locate(run)[0]
-    config = config.override({"impl": "auto", "physics_threads": 0})  # another machine's choice
-    try:
-        quiet = undisturbed(config.env)  # as the run's own evaluations
-        env = make_env(dataclasses.replace(quiet, **changes))
-        agent = fast_td3(env.spec, config.agent)
-    except ValueError as error:
-        raise UserError(str(error)) from error
-    template = jax.eval_shape(agent.init, jax.random.key(0))
-    if file is not None:
-        state = fill_agent(policy, template, file.name)
-        return Trained(config, env, agent, state, file.name, str(policy.about.get("note", "")))
-    state = restore_agent(checkpoint, template)
-    return Trained(config, env, agent, state, f"checkpoint {checkpoint.name}")
-
-
-def best_checkpoint(run: Path) -> Path:
-    """The good checkpoint that was saved with the highest return."""
-    from jaxtd3.run.checkpoint import read_meta, verify
-
-    scores = {}
-    for path in (run / "checkpoints").glob("[0-9]*"):
-        if not verify(path):
-            score = read_meta(path).get("best")
-            scores[path] = score if isinstance(score, int | float) else None
-    known = {path: score for path, score in scores.items() if score is not None}
-    if not known:
-        raise UserError(f"{run} has no checkpoint that was evaluated")
-    return max(known, key=lambda path: known[path])
 
 
 def evaluate_command(args: Evaluate, given: Mapping[str, Any]) -> int:
@@ -121,11 +54,12 @@ def evaluate_on(args: Evaluate, impl: str) -> dict[str, Any]:
     from jaxtd3.envs.batch import reward_weights
     from jaxtd3.envs.metrics import walks
     from jaxtd3.envs.registry import physics_of
+    from jaxtd3.run.load import load
     from jaxtd3.run.program import run_keys
     from jaxtd3.run.rollout import make_evaluate
 
     changes = {"impl": impl, "sim_dt": args.sim_dt}
-    config, env, agent, state, source, note = load_trained(args.run, args.best, **changes)
+    config, env, agent, state, source, note = load(args.run, args.best, **changes)
     seed = config.run.seed if args.seed is None else args.seed
     episodes = args.episodes or config.run.eval_episodes
     weights = reward_weights(env.spec, config.env.weights)
@@ -151,13 +85,14 @@ def check_seed(seed: int | None) -> None:
 def render_command(args: Render, given: Mapping[str, Any]) -> int:
     """Run `jaxtd3 render`."""
     from jaxtd3.output.video import check_path, render_video
+    from jaxtd3.run.load import load
     from jaxtd3.run.program import run_keys
 
     check_path(args.out)
     check_seed(args.seed)
     if args.steps is not None and args.steps < 1:
         raise UserError(f"--steps {args.steps} is below 1")
-    config, env, agent, state, *_ = load_trained(args.run, args.best)
+    config, env, agent, state, *_ = load(args.run, args.best)
     key = run_keys(config.run.seed if args.seed is None else args.seed).render
     command = list(args.command) or None
     out = render_video(
@@ -170,11 +105,12 @@ def render_command(args: Render, given: Mapping[str, Any]) -> int:
 def export_command(args: Export, given: Mapping[str, Any]) -> int:
     """Run `jaxtd3 export`."""
     from jaxtd3.output.onnx import export_onnx
+    from jaxtd3.run.load import load
     from jaxtd3.run.policy import SUFFIX, save_policy
 
     if not args.out.parent.is_dir():
         raise UserError(f"{args.out.parent} is not a folder")
-    config, env, _, state, source, _ = load_trained(args.run, args.best)
+    config, env, _, state, source, _ = load(args.run, args.best)
     about = {"algo": config.algo, "source": source}
     if args.out.suffix == SUFFIX:
         save_policy(args.out, state, config, about | made_by(args.run, source, args.note))

@@ -44,7 +44,9 @@ def make_mesh(devices: int = 0) -> Mesh:
 def share(total: int, mesh: Mesh, name: str) -> int:
     """What one device gets of `total`; both numbers are named where it does not divide."""
     if total % mesh.size:
-        raise UserError(f"{name}={total} is not divisible by {mesh.size} devices")
+        below = total - total % mesh.size
+        fits = " or ".join(str(n) for n in (below, below + mesh.size) if n)
+        raise UserError(f"{name}={total} is not divisible by {mesh.size} devices: {fits} would be")
     return total // mesh.size
 
 

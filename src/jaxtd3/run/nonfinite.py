@@ -26,7 +26,7 @@ from jaxtd3.run.arrays import named_leaves
 from jaxtd3.run.checkpoint import CheckpointStore, read_meta, restore_from
 
 if TYPE_CHECKING:
-    from jaxtd3.run.program import Parts
+    from jaxtd3.run.program import Program
     from jaxtd3.run.session import Session
 
 FOLDER = "fault"
@@ -85,7 +85,7 @@ def dump(session: Session, state: TrainState) -> str:
     return f"to replay it: jaxtd3 doctor --fault {folder}"
 
 
-def load(path: Path) -> tuple[Parts, TrainState]:
+def load(path: Path) -> tuple[Program, TrainState]:
     """The parts of the run that a dump or a checkpoint is of, and the state."""
     from jaxtd3.run.program import build
 
@@ -93,13 +93,13 @@ def load(path: Path) -> tuple[Parts, TrainState]:
     return parts, restore(path, parts)
 
 
-def restore(path: Path, parts: Parts) -> TrainState:
+def restore(path: Path, parts: Program) -> TrainState:
     if not read_meta(path)["replay"]:
         raise UserError(f"{path} holds no replay: nothing can be re-run")
     return restore_from(path, parts.shapes).state
 
 
-def copying_chunk(parts: Parts, length: int) -> StepFn:
+def copying_chunk(parts: Program, length: int) -> StepFn:
     """So many iterations as the run has them, without taking the state away."""
     from jaxtd3.run.program import chunk_of
 
@@ -107,7 +107,7 @@ def copying_chunk(parts: Parts, length: int) -> StepFn:
     return lambda state: chunk(jax.tree.map(jnp.copy, state))
 
 
-def first_bad(parts: Parts, state: TrainState, iterations: int) -> Found | None:
+def first_bad(parts: Program, state: TrainState, iterations: int) -> Found | None:
     """Go on from a state to the first update that is not finite."""
     step = copying_chunk(parts, 1)
     agent = state.agent.replace(bad_streak=jnp.zeros_like(state.agent.bad_streak))
@@ -126,16 +126,14 @@ def first_bad(parts: Parts, state: TrainState, iterations: int) -> Found | None:
     return None
 
 
-def rerun(parts: Parts, state: TrainState, until: int, tell: Callable[[int], None]) -> Found | None:
+def rerun(
+    parts: Program, state: TrainState, until: int, tell: Callable[[int], None]
+) -> Found | None:
     """From a good state by the run's own chunks to the first bad update."""
-    from jaxtd3.run.program import run_keys
-
-    length, keys = parts.config.run.log_every, run_keys(parts.config.run.seed)
+    length = parts.config.run.log_every
     chunk = copying_chunk(parts, length)
     while int(state.iteration) < until:
-        if int(state.iteration):
-            key = jax.random.fold_in(keys.refresh, int(state.iteration))
-            state = state.replace(env=parts.env.refresh(state.env, key))
+        state = parts.refresh(state, int(state.iteration))
         new, _ = chunk(state)
         tell(int(new.iteration))
         if int(new.agent.skipped) > int(state.agent.skipped):
@@ -170,7 +168,7 @@ def fault_command(path: Path, from_checkpoint: bool) -> int:
     return 0 if found else 1
 
 
-def last_good(run_dir: Path, parts: Parts) -> TrainState:
+def last_good(run_dir: Path, parts: Program) -> TrainState:
     """The run's newest good checkpoint, or its first state where it has none."""
     from jaxtd3.run.program import run_keys
 

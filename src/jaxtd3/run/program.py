@@ -1,4 +1,11 @@
-"""A run's parts: loaded, bound together and laid out on the devices; nothing allocated yet."""
+"""The program of a run: its parts loaded, bound together and laid out on the devices.
+
+    program = build(config)
+    state = program.start()
+    state, metrics = program.advance(state)     # log_every iterations, as `jaxtd3 train` runs them
+
+Nothing is allocated before `start`, nothing compiled before the first `advance`.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +44,13 @@ def run_keys(seed: int) -> Keys:
     return Keys(*jax.random.split(jax.random.key(seed), len(Keys._fields)))
 
 
-class Parts(NamedTuple):
-    """A run's parts, nothing allocated yet."""
+def pool_key(seed: int, iteration: int) -> Array:
+    """The key of the reset pool with which the chunk after `iteration` begins."""
+    return jax.random.fold_in(run_keys(seed).refresh, iteration)
+
+
+class Program(NamedTuple):
+    """A run's parts, and how they go on together."""
 
     config: Config
     mesh: Mesh
@@ -50,9 +62,29 @@ class Parts(NamedTuple):
     fns: TrainFns
     shapes: TrainState  # of jax.ShapeDtypeStruct
     evaluate: Callable[[Any, Array, Array], Metrics]
+    chunk: StepFn  # run.log_every iterations
+
+    def start(self) -> TrainState:
+        """The first state of the run."""
+        return self.fns.init(run_keys(self.config.run.seed).init)
+
+    def refresh(self, state: TrainState, iteration: int) -> TrainState:
+        """The state with a new reset pool, as every chunk but the first begins with one."""
+        if not iteration:
+            return state
+        key = pool_key(self.config.run.seed, iteration)
+        return state.replace(env=self.env.refresh(state.env, key))
+
+    def advance(
+        self, state: TrainState, chunk: StepFn | None = None, iteration: int | None = None
+    ) -> tuple[TrainState, Metrics]:
+        """One chunk of the run; the old state is gone. `chunk`: the same, compiled already;
+        `iteration`: that of the state, where the caller knows it without asking the device."""
+        now = int(state.iteration) if iteration is None else iteration
+        return (chunk or self.chunk)(self.refresh(state, now))
 
 
-def build(config: Config) -> Parts:
+def build(config: Config) -> Program:
     """Load and bind the parts; a setting that does not fit them is the user's error."""
     given, config = config, config.resolved()
     try:
@@ -76,17 +108,20 @@ def build(config: Config) -> Parts:
     shapes = sharding.place(shapes, layout)
     fns = fns._replace(init=lambda key: sharding.place(init(key), layout))
     evaluate = make_evaluate(eval_env, agent, config.run.eval_episodes, mesh)
-    return Parts(given, mesh, layout, env, eval_env, agent, replay, fns, shapes, evaluate)
+    program = Program(
+        given, mesh, layout, env, eval_env, agent, replay, fns, shapes, evaluate, fns.train_step
+    )
+    return program._replace(chunk=chunk_of(program, config.run.log_every))
 
 
-def chunk_of(parts: Parts, length: int, step: StepFn | None = None) -> Any:
+def chunk_of(program: Program, length: int, step: StepFn | None = None) -> Any:
     """`length` iterations (or other steps) as one program, by the settings of the run."""
     return make_chunk(
-        step or parts.fns.train_step,
+        step or program.fns.train_step,
         length,
-        parts.layout,
-        settle=parts.config.loop.sync_every > 1,
-        options=compiler_options(parts.config.agent.compute),
+        program.layout,
+        settle=program.config.loop.sync_every > 1,
+        options=compiler_options(program.config.agent.compute),
     )
 
 

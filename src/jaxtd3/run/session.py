@@ -27,7 +27,7 @@ from jaxtd3.output.rundir import CONFIG_FILE, METRICS_FILE, create_run_dir
 from jaxtd3.run import artifacts, memory, nonfinite
 from jaxtd3.run.arrays import preload
 from jaxtd3.run.checkpoint import CheckpointStore, RunLock, read_meta, restore_agent, restore_from
-from jaxtd3.run.program import Parts, chunk_of, run_keys
+from jaxtd3.run.program import Program, chunk_of, run_keys
 from jaxtd3.run.progress import Progress, duration
 from jaxtd3.run.signals import StopSignals
 from jaxtd3.run.timing import Clock, compile_log
@@ -60,7 +60,7 @@ def saved_devices(meta: dict[str, Any]) -> int:
 class Session:
     """One run on the host, from the first compilation to the last file."""
 
-    def __init__(self, parts: Parts, run_dir: Path, options: Options, ui: Progress):
+    def __init__(self, parts: Program, run_dir: Path, options: Options, ui: Progress):
         self.parts, self.options, self.ui = parts, options, ui
         self.run_dir = run_dir.absolute()  # Orbax takes no other
         self.config = parts.config
@@ -175,7 +175,7 @@ class Session:
         state = earlier
         if not isinstance(earlier, TrainState):
             with self.clock("other"):
-                state = self.parts.fns.init(self.keys.init)
+                state = self.parts.start()
             if earlier is not None:
                 names = ("actor", "critic", "target", "target_actor", "obs_stats", "return_stats")
                 taken = {name: getattr(earlier, name) for name in names}
@@ -255,10 +255,7 @@ class Session:
         """One chunk, one transfer, one row of metrics."""
         before = self.clock["train"]
         with self.clock("train"):
-            if self.iteration:  # the first pool is fresh
-                key = jax.random.fold_in(self.keys.refresh, self.iteration)
-                state = state.replace(env=self.parts.env.refresh(state.env, key))
-            state, metrics = compiled(state)
+            state, metrics = self.parts.advance(state, compiled, self.iteration)
             agent = state.agent
             counters = agent.skipped, agent.bad_streak, agent.bad_metric
             metrics, (skipped, streak, metric) = jax.device_get((metrics, counters))

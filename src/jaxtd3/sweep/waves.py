@@ -36,7 +36,7 @@ from jaxtd3.output.rundir import CONFIG_FILE, METRICS_FILE
 from jaxtd3.replay.ring import make_replay
 from jaxtd3.run import artifacts, memory
 from jaxtd3.run.checkpoint import CheckpointStore
-from jaxtd3.run.program import run_keys
+from jaxtd3.run.program import pool_key, run_keys
 from jaxtd3.run.progress import Progress, duration
 from jaxtd3.run.signals import StopSignals
 from jaxtd3.run.timing import Clock
@@ -169,9 +169,8 @@ class Waves:
         run, before = self.parts.config.run, self.clock["train"]
         with self.clock("train"):
             if iteration:  # the first pool is fresh
-                keys = (run_keys(c.run.seed).refresh for c in configs)
-                folded = jnp.stack([jax.random.fold_in(key, iteration) for key in keys])
-                state = state.replace(env=self.refresh(state.env, folded))
+                keys = jnp.stack([pool_key(c.run.seed, iteration) for c in configs])
+                state = state.replace(env=self.refresh(state.env, keys))
             state, metrics = self.compiled(state)  # type: ignore[misc]
             metrics = jax.device_get(metrics)
         iteration += run.log_every
