@@ -368,7 +368,6 @@ def test_replay(case):
                 action=get("write/action")[i],
                 reward=get("write/reward")[i],
                 terms=jnp.zeros((num_envs, 0)),
-                env_reward=get("write/reward")[i],
                 terminated=done & ~truncated,
                 truncated=truncated,
                 final_obs=jnp.concatenate(

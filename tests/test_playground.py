@@ -13,7 +13,6 @@ import pytest
 from mujoco_playground._src import mjx_env
 
 import jaxtd3
-from jaxtd3.envs.batch import combine_terms
 from jaxtd3.envs.playground import meshes as mesh_module
 from jaxtd3.envs.playground.adapter import cast_like, fit_reward_form, load_playground, raw_key
 from jaxtd3.run.program import build
@@ -80,7 +79,7 @@ def rollout(name, impl):
 @pytest.mark.parametrize(("name", "impl"), ROBOTS)
 def test_traced_weights_give_the_stock_reward(name, impl):
     spec, (_, own, terms, theirs, raw, _) = rollout(name, impl)
-    ours = combine_terms(spec, jnp.asarray(terms), jnp.array(spec.default_weights))
+    ours = spec.combine(jnp.asarray(terms), jnp.array(spec.default_weights))
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(own, theirs, rtol=1e-5, atol=1e-6)
     scale = np.abs(raw).max(axis=(0, 1), keepdims=True) + 1e-3

@@ -28,7 +28,6 @@ def slab(t, num_envs=ENVS, invalid=()):
         action=jnp.zeros((num_envs, 1)),
         reward=100.0 * t + e,
         terms=jnp.zeros((num_envs, 0)),
-        env_reward=jnp.zeros(num_envs),
         terminated=zeros,
         truncated=zeros,
         final_obs=jnp.zeros((num_envs, 2)),

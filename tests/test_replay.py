@@ -51,7 +51,6 @@ class Model:
             action=jnp.asarray(step["action"]),
             reward=jnp.asarray(step["reward"] + poison),
             terms=jnp.zeros((e, 0)),
-            env_reward=jnp.zeros(e),
             terminated=jnp.asarray(kind == TERM),
             truncated=jnp.asarray(kind == TRUNC),
             final_obs=jnp.asarray(final + poison[:, None]),

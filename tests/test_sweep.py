@@ -366,7 +366,7 @@ def test_metrics_of_a_known_policy():
     assert chosen["twice"].high
     assert "foot_slip" not in chosen
     weights = jnp.array([0.0, -2.0, 1.0])
-    found = metrics.make_measure(env, half, chosen, 8)({}, weights, jax.random.key(0))
+    found = jaxtd3.make_measure(env, half, chosen, 8)({}, weights, jax.random.key(0))
     assert float(found["action_rate"]) == 0
     assert float(found["survival"]) == float(found["twice"]) == 1
     assert float(found["falls_per_minute"]) == 0
@@ -380,7 +380,7 @@ def test_metrics_of_a_known_policy():
 def test_metrics_do_not_see_the_weights():
     env = jaxtd3.batch_env(Cruise(), jaxtd3.EnvConfig(name="Cruise", num_envs=2))
     still = jaxtd3.Agent(None, lambda state, obs: jnp.zeros((*obs.shape[:-1], 1)), None, None)
-    measure = jax.jit(metrics.make_measure(env, still, metrics.metrics_of(env.env), 4))
+    measure = jax.jit(jaxtd3.make_measure(env, still, metrics.metrics_of(env.env), 4))
     a = measure({}, jnp.array([1.0, 0.0, 0.0]), jax.random.key(0))
     b = measure({}, jnp.array([4.0, -4.0, 9.0]), jax.random.key(0))
     assert {name for name in a if a[name] != b[name]} == {"own_reward"}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from jaxtd3 import runtime
 
 if TYPE_CHECKING:
-    from jaxtd3.agent.exploration import Ladder, NoiseHyper, constant_noise, make_noise, mixed_noise
+    from jaxtd3.agent.exploration import Ladder, NoiseHyper, make_noise
     from jaxtd3.agent.td3 import AgentState, fast_td3
     from jaxtd3.config.config import Config, load_config
     from jaxtd3.config.sections import AgentConfig, EnvConfig, LoopConfig, ReplayConfig, RunConfig
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         Transition,
     )
     from jaxtd3.envs import Pendulum, batch_env, env_names, make_env, preset, register_env
-    from jaxtd3.envs.metrics import Metric, MetricStep, make_measure, register_metric
+    from jaxtd3.envs.metrics import Metric, MetricStep, register_metric
     from jaxtd3.errors import UserError
     from jaxtd3.loop.chunk import make_chunk
     from jaxtd3.loop.population import make_population, take_member
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from jaxtd3.replay.ring import make_replay
     from jaxtd3.run.load import load
     from jaxtd3.run.program import Program, build
-    from jaxtd3.run.rollout import make_evaluate
+    from jaxtd3.run.rollout import make_evaluate, make_measure
 
 __version__ = "0.1.0"
 
@@ -68,7 +68,6 @@ __all__ = [
     "UserError",
     "batch_env",
     "build",
-    "constant_noise",
     "env_names",
     "fast_td3",
     "load",
@@ -81,7 +80,6 @@ __all__ = [
     "make_population",
     "make_replay",
     "make_train_step",
-    "mixed_noise",
     "preset",
     "register_env",
     "register_metric",
@@ -90,7 +88,7 @@ __all__ = [
 
 # module -> the names that are fetched from it
 _HOMES = {
-    "agent.exploration": "Ladder NoiseHyper constant_noise make_noise mixed_noise",
+    "agent.exploration": "Ladder NoiseHyper make_noise",
     "agent.td3": "AgentState fast_td3",
     "config.config": "Config load_config",
     "config.sections": "AgentConfig EnvConfig LoopConfig ReplayConfig RunConfig",
@@ -98,7 +96,7 @@ _HOMES = {
         "Agent Batch BatchEnv Env EnvSpec EnvState EnvStep Noise Replay TrainState Transition"
     ),
     "envs": "Pendulum batch_env env_names make_env preset register_env",
-    "envs.metrics": "Metric MetricStep make_measure register_metric",
+    "envs.metrics": "Metric MetricStep register_metric",
     "errors": "UserError",
     "loop.population": "make_population take_member",
     "loop.chunk": "make_chunk",
@@ -106,7 +104,7 @@ _HOMES = {
     "replay.ring": "make_replay",
     "run.load": "load",
     "run.program": "Program build",
-    "run.rollout": "make_evaluate",
+    "run.rollout": "make_evaluate make_measure",
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 

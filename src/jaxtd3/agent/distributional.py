@@ -6,15 +6,11 @@ Bellemare, Dabney & Munos (2017), https://arxiv.org/abs/1707.06887.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import chex
 import jax
 import jax.numpy as jnp
 
 from jaxtd3.core.types import Array
-
-Projection = Callable[[Array, Array, Array], Array]
 
 
 def support(v_min: Array | float, v_max: Array | float, num_atoms: int) -> Array:
@@ -64,9 +60,3 @@ def cross_entropy(target: Array, logits: Array) -> Array:
     """-sum(target * log softmax(logits)): []."""
     chex.assert_rank([target, logits], 1)
     return -jnp.sum(target * jax.nn.log_softmax(logits))
-
-
-def mean(z: Array, logits: Array) -> Array:
-    """The expected value under softmax(logits): []."""
-    chex.assert_rank([z, logits], 1)
-    return jnp.sum(jax.nn.softmax(logits) * z)

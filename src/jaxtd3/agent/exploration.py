@@ -176,16 +176,6 @@ def make_noise(ladder: Ladder, hyper: NoiseHyper, hold: int = 0) -> Noise:
     return Noise(init, apply, redraw)
 
 
-def mixed_noise(sigma_min: float, sigma_max: float) -> Noise:
-    """FastTD3's: sigma ~ U(sigma_min, sigma_max) per environment, drawn anew when it is done."""
-    return make_noise(LADDERS["mixed"], NoiseHyper(sigma_min, sigma_max))
-
-
-def constant_noise(sigma: float) -> Noise:
-    """The same sigma everywhere, always."""
-    return make_noise(LADDERS["constant"], NoiseHyper(sigma, sigma))
-
-
 class WarmupState(NamedTuple):
     inner: Any
     left: Array  # [] int32, random steps to come

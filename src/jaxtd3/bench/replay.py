@@ -28,7 +28,6 @@ def slab(spec: EnvSpec, num_envs: int, key: jax.Array) -> Transition:
         action=jnp.zeros((num_envs, spec.action_size)),
         reward=obs[:, 0],
         terms=jnp.zeros((num_envs, 0)),
-        env_reward=obs[:, 0],
         terminated=no,
         truncated=no,
         final_obs=obs,

@@ -104,7 +104,6 @@ class Transition(NamedTuple):
     action: Array  # [E, U] what the environment received
     reward: Array  # [E] under the weights of the run
     terms: Array  # [E, K]
-    env_reward: Array  # [E] under the environment's own weights
     terminated: Array  # [E] bool
     truncated: Array  # [E] bool
     final_obs: Array  # [E, D]

@@ -35,11 +35,6 @@ def undisturbed(cfg: EnvConfig) -> EnvConfig:
     return replace(cfg, push=False, sim_dt=None)
 
 
-def combine_terms(spec: EnvSpec, terms: Array, weights: Array) -> Array:
-    """The reward of raw terms [.., K] under weights [K]: [..]."""
-    return spec.combine(terms, weights)
-
-
 def reward_weights(spec: EnvSpec, changes: Mapping[str, float]) -> Array:
     """The environment's own weights with `changes` applied: [K]."""
     if changes and not spec.reward_terms:
@@ -102,7 +97,6 @@ def transition_of(
         action=clean(action),
         reward=clean(reward),
         terms=clean(out.terms),
-        env_reward=clean(out.reward),
         terminated=terminated,
         truncated=late & ~terminated & valid,
         final_obs=clean(out.obs),
@@ -191,7 +185,7 @@ def batch_env(env: Env, cfg: EnvConfig, mesh: Mesh | None = None) -> BatchEnv:
         key_rekey, key_fill = jax.random.split(key)
         action = jnp.clip(action, -1.0, 1.0)
         out = physics(state.inner, action)
-        reward = combine_terms(spec, out.terms, state.weights) if spec.reward_terms else out.reward
+        reward = spec.combine(out.terms, state.weights) if spec.reward_terms else out.reward
         steps = state.steps + 1
 
         transition = transition_of(state.obs, action, out, reward, steps >= limit)

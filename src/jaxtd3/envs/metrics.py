@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxtd3.core.tracing import flat_vmap
-from jaxtd3.core.types import Agent, Array, BatchEnv, Env, Metrics
+from jaxtd3.core.types import Array, Env
 from jaxtd3.errors import UserError, nearest
 
 TINY = 1e-9
@@ -254,59 +253,3 @@ def ratio(metric: Metric, env: Env, step: MetricStep) -> Array:
         out = metric.function(env, step)
     pair = out if isinstance(out, tuple) else (out, jnp.ones(()))
     return jnp.stack([jnp.asarray(x, jnp.float32).reshape(()) for x in pair])
-
-
-def make_measure(
-    env: BatchEnv, agent: Agent, metrics: Mapping[str, Metric], episodes: int
-) -> Callable[[Any, Array, Array], Metrics]:
-    """measure(agent_state, weights [K], key) -> every metric, over whole episodes without noise.
-
-    Beside the metrics it tells the mean `length` of an episode and `own_reward`, the return under
-    the given weights, which is no fair measure. vmap it over the members of a population.
-    """
-    single, spec = env.env, env.env.spec
-    chosen = {**metrics, "length": Metric(lambda env, step: (jnp.ones(()), step.first))}
-    physics, reset = flat_vmap(single.step), flat_vmap(single.reset)
-    names = [*chosen, "own_reward"]
-
-    def sums_of(step: MetricStep, own: Array) -> Array:
-        """Numerators and denominators of one step: [M, 2]."""
-        pairs = [ratio(metric, single, step) for metric in chosen.values()]
-        return jnp.stack([*pairs, jnp.stack([own, step.first.astype(jnp.float32)])])
-
-    def measure(agent_state: Any, weights: Array, key: Array) -> Metrics:
-        def running(carry) -> Array:
-            index, alive, *_ = carry
-            return (index < spec.episode_length) & jnp.any(alive)
-
-        def body(carry):
-            index, alive, inner, obs, previous, sums = carry
-            action = jnp.clip(agent.act(agent_state, obs), -1.0, 1.0)
-            out = physics(inner, action)
-            own = spec.combine(out.terms, weights) if spec.reward_terms else out.reward
-            left = (spec.episode_length - 1 - index).astype(jnp.float32)
-            step = MetricStep(
-                before=inner,
-                action=action,
-                previous=jnp.where(index == 0, action, previous),
-                after=out.state,
-                reward=out.reward,
-                terminated=out.terminated,
-                first=jnp.full(episodes, index == 0),
-                remaining=jnp.full(episodes, left),
-            )
-            finite = jnp.isfinite(out.reward) & jnp.all(jnp.isfinite(out.obs), axis=1)
-            new = jnp.where((alive & finite)[:, None, None], jax.vmap(sums_of)(step, own), 0.0)
-            obs = jnp.where(finite[:, None], out.obs, 0.0)
-            alive = alive & ~out.terminated & finite
-            return index + 1, alive, out.state, obs, action, sums + jnp.sum(new, axis=0)
-
-        inner, obs = reset(jax.random.split(key, episodes))
-        count, alive = jnp.zeros((), jnp.int32), jnp.ones(episodes, bool)
-        action, sums = jnp.zeros((episodes, spec.action_size)), jnp.zeros((len(names), 2))
-        start = (count, alive, inner, obs, action, sums)
-        sums = jax.lax.while_loop(running, body, start)[-1]
-        found = sums[:, 0] / jnp.maximum(sums[:, 1], TINY)
-        return dict(zip(names, found, strict=True))
-
-    return measure

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
 from jaxtd3.core.sharding import SPLIT, WHOLE, env_specs, over_envs
+from jaxtd3.core.tracing import flat_vmap
 from jaxtd3.core.types import Agent, Array, BatchEnv, Metrics
-from jaxtd3.envs.batch import combine_terms
 from jaxtd3.envs.metrics import TINY, Metric, MetricStep, metrics_of, ratio
-from jaxtd3.envs.playground.mirror import mirror_of, reflect
+from jaxtd3.envs.playground.mirror import Mirror, mirror_of, reflect
 
 Sums = dict[str, Array]
 """Per episode: return, return_weighted, length, fell, asymmetry (of robots with a mirror) [N];
@@ -27,11 +27,15 @@ def judged(env: BatchEnv) -> dict[str, Metric]:
     return {name: metric for name, metric in metrics_of(env.env).items() if name not in same}
 
 
-def make_rollout(env: BatchEnv, agent: Agent) -> Callable[..., Sums]:
-    """rollout(agent_state, weights [K], inner, obs [N, D]) -> sums over each of N episodes."""
+def make_rollout(
+    env: BatchEnv, agent: Agent, metrics: Mapping[str, Metric], mirror: Mirror | None = None
+) -> Callable[..., Sums]:
+    """rollout(agent_state, weights [K], inner, obs [N, D]) -> sums over each of N episodes.
+
+    vmap it over the members of a population: they share one physics batch.
+    """
     spec, single = env.env.spec, env.env  # the environment's own episode length
-    metrics = judged(env)
-    mirror = mirror_of(single)
+    physics = flat_vmap(single.step)
 
     def pairs_of(step: MetricStep) -> Array:
         """Numerator and denominator of every metric, of one step of one environment: [M, 2]."""
@@ -47,7 +51,7 @@ def make_rollout(env: BatchEnv, agent: Agent) -> Callable[..., Sums]:
         def body(carry):
             step, alive, inner, obs, previous, sums = carry
             action = jnp.clip(agent.act(agent_state, obs), -1.0, 1.0)
-            out = jax.vmap(single.step)(inner, action)
+            out = physics(inner, action)
             left = (spec.episode_length - 1 - step).astype(jnp.float32)
             seen = MetricStep(
                 before=inner,
@@ -59,7 +63,7 @@ def make_rollout(env: BatchEnv, agent: Agent) -> Callable[..., Sums]:
                 first=jnp.full(num, step == 0),
                 remaining=jnp.full(num, left),
             )
-            weighted = combine_terms(spec, out.terms, weights) if spec.reward_terms else out.reward
+            weighted = spec.combine(out.terms, weights) if spec.reward_terms else out.reward
             finite = jnp.isfinite(out.reward) & jnp.all(jnp.isfinite(out.obs), axis=1)
             counts = alive & finite
             add = {
@@ -96,11 +100,16 @@ def make_rollout(env: BatchEnv, agent: Agent) -> Callable[..., Sums]:
     return rollout
 
 
+def mean_metrics(metrics: Mapping[str, Metric], sums: Sums) -> Metrics:
+    """Every metric over all steps of all episodes."""
+    pairs = jnp.sum(sums["metrics"], axis=0)
+    means = pairs[:, 0] / jnp.maximum(pairs[:, 1], TINY)
+    return {name: means[i] for i, name in enumerate(metrics)}
+
+
 def summarize(env: BatchEnv, sums: Sums) -> Metrics:
     """Means over episodes; of reward terms and metrics, over steps."""
     spec = env.env.spec
-    pairs = jnp.sum(sums["metrics"], axis=0)
-    means = pairs[:, 0] / jnp.maximum(pairs[:, 1], TINY)
     length = jnp.maximum(jnp.sum(sums["length"]), 1.0)
     terms = jnp.sum(sums["terms"], axis=0) / length
     return {
@@ -109,7 +118,7 @@ def summarize(env: BatchEnv, sums: Sums) -> Metrics:
         "return_weighted": jnp.mean(sums["return_weighted"]),
         "length": jnp.mean(sums["length"]),
         "falls": jnp.mean(sums["fell"], dtype=jnp.float32),
-        **{name: means[i] for i, name in enumerate(judged(env))},
+        **mean_metrics(judged(env), sums),
         **({"asymmetry": jnp.sum(sums["asymmetry"]) / length} if "asymmetry" in sums else {}),
         **{f"term/{name}": terms[i] for i, name in enumerate(spec.reward_terms)},
     }
@@ -128,7 +137,7 @@ def make_evaluate(
     if mesh is not None:
         num = math.ceil(num / mesh.size) * mesh.size  # each device runs as many as the others
     reset = jax.jit(over_envs(jax.vmap(env.env.reset), mesh))
-    rollout = make_rollout(env, agent)
+    rollout = make_rollout(env, agent, judged(env), mirror_of(env.env))
 
     def run(agent_state: Any, weights: Array, inner: Any, obs: Array) -> Metrics:
         if mesh is None:
@@ -152,3 +161,24 @@ def make_evaluate(
         return run_all(agent_state, weights, inner, obs)
 
     return evaluate
+
+
+def make_measure(
+    env: BatchEnv, agent: Agent, metrics: Mapping[str, Metric], episodes: int
+) -> Callable[[Any, Array, Array], Metrics]:
+    """measure(agent_state, weights [K], key) -> every metric, over whole episodes without noise.
+
+    Beside the metrics it gives the mean `length` of an episode and `own_reward`, the return under
+    the given weights, which is no fair measure. vmap it over the members of a population.
+    """
+    rollout, reset = make_rollout(env, agent, metrics), flat_vmap(env.env.reset)
+
+    def measure(agent_state: Any, weights: Array, key: Array) -> Metrics:
+        inner, obs = reset(jax.random.split(key, episodes))
+        sums = rollout(agent_state, weights, inner, obs)
+        return mean_metrics(metrics, sums) | {
+            "length": jnp.mean(sums["length"]),
+            "own_reward": jnp.mean(sums["return_weighted"]),
+        }
+
+    return measure

@@ -25,7 +25,7 @@ from jaxtd3.config.config import Config
 from jaxtd3.core.types import Agent, BatchEnv, Replay, TrainState
 from jaxtd3.envs import make_env
 from jaxtd3.envs.batch import reward_weights, undisturbed
-from jaxtd3.envs.metrics import Metric, make_measure, metrics_of
+from jaxtd3.envs.metrics import Metric, metrics_of
 from jaxtd3.errors import UserError
 from jaxtd3.loop.chunk import make_chunk
 from jaxtd3.loop.population import make_population, take_member
@@ -38,6 +38,7 @@ from jaxtd3.run import artifacts, memory
 from jaxtd3.run.checkpoint import CheckpointStore
 from jaxtd3.run.program import pool_key, run_keys
 from jaxtd3.run.progress import Progress, duration
+from jaxtd3.run.rollout import make_measure
 from jaxtd3.run.signals import StopSignals
 from jaxtd3.run.timing import Clock
 from jaxtd3.sweep.plan import Member, label, member_config
