@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from jaxtd3 import thirdparty
+from jaxtd3.errors import UserError
+
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "jaxtd3"
 
 # A package imports only from those above it in this list; within a package everything may.
 ORDER = [
-    ("errors", "runtime", "durable"),
+    ("errors", "runtime", "durable", "thirdparty"),
     ("config",),
     ("core",),
     ("envs",),
@@ -98,3 +101,34 @@ def test_functions_are_short(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = (node.end_lineno or 0) - node.lineno + 1
             assert lines <= (170 if node.name in LISTS else 100), f"{node.name}: {lines} lines"
+
+
+# --- other libraries ----------------------------------------------------------------------------
+
+
+def test_private_names_of_others_are_there():
+    assert thirdparty.missing() == []
+    for name, known in thirdparty.PRIVATE.items():
+        assert thirdparty.private(name) is not None
+        assert known.why
+        assert known.seen
+
+
+def test_a_private_name_that_is_gone_is_named(monkeypatch):
+    gone = thirdparty.Private("mujoco.batch:_NOT_THERE", "mujoco", "1.2.3", "for a test")
+    monkeypatch.setitem(thirdparty.PRIVATE, "gone", gone)
+    with pytest.raises(UserError, match=r"mujoco.batch:_NOT_THERE is not in mujoco .* 1\.2\.3"):
+        thirdparty.private("gone")
+    assert len(thirdparty.missing()) == 1
+
+
+def test_nothing_private_is_imported_elsewhere():
+    """Underscores in an import, and names of other libraries that are set."""
+    for path in modules():
+        if path.name == "thirdparty.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("jaxtd3"):
+                names = [*(node.module or "").split("."), *(a.name for a in node.names)]
+                hidden = [n for n in names if n.startswith("_") and n != "__future__"]
+                assert not hidden, f"{path.relative_to(SOURCE)}:{node.lineno} imports {hidden}"

@@ -14,6 +14,8 @@ import time
 import warnings
 from pathlib import Path
 
+from jaxtd3.thirdparty import private
+
 STARTED = time.perf_counter()  # near enough the start of the process
 
 # jaxlib 0.10 miscompiles a vmapped mat-vec + reduce on CPU at some sizes (jax issue 39103).
@@ -60,9 +62,7 @@ def backend_started() -> bool:
     """Whether JAX has read its flags already."""
     if "jax" not in sys.modules:
         return False
-    from jax._src import xla_bridge
-
-    return xla_bridge.backends_are_initialized()
+    return private("xla_bridge")()
 
 
 def split_cpu(devices: int) -> None:

@@ -81,6 +81,14 @@ def playground() -> Finding:
     return Finding("environments", len(env_names()) > 1, f"{len(env_names())} known")
 
 
+def private_names() -> Finding:
+    from jaxtd3.thirdparty import PRIVATE, missing
+
+    gone = missing()
+    found = "; ".join(gone) or f"{len(PRIVATE)} private names of other packages, all there"
+    return Finding("other packages", not gone, found, "install the versions of requirements/")
+
+
 def meshes(env: str) -> Callable[[], Finding]:
     def check() -> Finding:
         from jaxtd3.envs.playground.meshes import STANDINS, menagerie_for

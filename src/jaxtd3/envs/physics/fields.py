@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import mujoco
 import numpy as np
-from jax.interpreters import partial_eval
 
 from jaxtd3.envs.physics.native import GIVEN, UNSURE, NativePhysics, Used
+from jaxtd3.thirdparty import private
 
 
 class Probe:
@@ -67,7 +67,7 @@ class Trace:
 
     def needed(self, wanted: Callable[[tuple], bool]) -> tuple[Any, list[tuple]]:
         """The program that computes the `wanted` outputs, and the inputs that it needs."""
-        jaxpr, used = partial_eval.dce_jaxpr(
+        jaxpr, used = private("dce_jaxpr")(
             self.closed.jaxpr, [wanted(names_of(path)) for path in self.outputs]
         )
         return jaxpr, [names_of(p) for p, u in zip(self.inputs, used, strict=True) if u]

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import jax
-from mujoco.mjx._src import forward as mjx_forward
-from mujoco.mjx._src.types import Impl
-from mujoco_playground._src import mjx_env
 
 from jaxtd3.core.tracing import record, spread
 from jaxtd3.core.types import Array
+from jaxtd3.thirdparty import private, swapped
 
-_plain_step, _plain_forward = mjx_env.step, mjx_forward.forward
+mjx_forward, Impl = private("mjx_forward"), private("mjx_impl")
+_plain_step, _plain_forward = private("mjx_env").step, mjx_forward.forward
 
 
 class MjxPhysics:
@@ -58,14 +56,3 @@ def even_vmap(function: Callable[..., Any]) -> Callable[..., Any]:
         return out, jax.tree.map(lambda _: True, out)
 
     return single
-
-
-@contextlib.contextmanager
-def swapped(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """`owner.name` is `value` for as long as this lasts."""
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)

@@ -33,8 +33,9 @@ from mujoco import batch as mujoco_batch
 from jaxtd3.core.types import Array
 from jaxtd3.envs.physics.hostcall import host_call
 from jaxtd3.errors import UserError
+from jaxtd3.thirdparty import private
 
-STATE = tuple(mujoco_batch._STATE_FIELDS)
+STATE = tuple(private("state_fields"))
 GIVEN = ("ctrl", "qfrc_applied", "xfrc_applied", "eq_active", "mocap_pos", "mocap_quat", "userdata")
 """Parts of the state that a step reads and never writes."""
 UNSURE = ("cacc", "cfrc_ext", "cfrc_int", "qfrc_inverse", "subtree_angmom", "subtree_linvel")

@@ -17,9 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.interpreters import partial_eval
 from mujoco import mjx
-from mujoco_playground._src import mjx_env
 
 from jaxtd3.config.sections import EnvConfig
 from jaxtd3.core.tracing import record
@@ -27,11 +25,12 @@ from jaxtd3.core.types import Array, EnvSpec, EnvStep
 from jaxtd3.envs.batch import choose_impl
 from jaxtd3.envs.physics.contract import Physics
 from jaxtd3.envs.physics.fields import find_used
-from jaxtd3.envs.physics.mjx import MjxPhysics, swapped
+from jaxtd3.envs.physics.mjx import MjxPhysics
 from jaxtd3.envs.physics.native import NativePhysics, share_of_cores
 from jaxtd3.envs.playground.bounds import Bounds, joint_bounds, stretch
 from jaxtd3.envs.playground.meshes import STANDINS, MeshSource, check_standins, menagerie_for
 from jaxtd3.errors import UserError, nearest
+from jaxtd3.thirdparty import private, swapped
 
 
 class PlaygroundState(NamedTuple):
@@ -58,8 +57,7 @@ def playground_names() -> tuple[str, ...]:
 @contextlib.contextmanager
 def on_own_device():
     """MJX puts models on the first device of all processes; a process can use only its own."""
-    from mujoco.mjx._src import io
-
+    io = private("mjx_io")
     resolve = io._resolve_device
     own = lambda impl: jax.local_devices(backend=resolve(impl).platform)[0]  # noqa: E731
     with swapped(io, "_resolve_device", own):
@@ -218,7 +216,7 @@ class PlaygroundEnv:
         model = jax.tree_util.tree_map_with_path(lambda p, x: new.get(p, x), own) if new else own
         with (
             swapped(env, "_mjx_model", model),
-            swapped(mjx_env, "step", physics.step),
+            swapped(private("mjx_env"), "step", physics.step),
             swapped(mjx, "forward", physics.forward),
             swapped(jnp, "clip", _clip),
             on_own_device(),
@@ -415,7 +413,7 @@ def _head_of(jaxpr: Any, var: Any) -> Any:
 def _reward_form(closed: Any, names: tuple[str, ...], weights: tuple[float, ...], dt: float):
     """The weighted sum that a traced step's first output is of its first inputs, or None."""
     outputs = [i == 0 for i in range(len(closed.jaxpr.outvars))]
-    jaxpr, used = partial_eval.dce_jaxpr(closed.jaxpr, outputs)
+    jaxpr, used = private("dce_jaxpr")(closed.jaxpr, outputs)
     if any(used[len(names) :]):  # depends on more than the terms
         return None
 

@@ -21,7 +21,10 @@ from pathlib import Path
 import mujoco
 import numpy as np
 from etils import epath
-from mujoco_playground._src import mjx_env
+
+from jaxtd3.thirdparty import private
+
+mjx_env = private("mjx_env")
 
 ROBOTS = {  # Playground package -> the Menagerie folders it reads
     "locomotion/apollo": ("apptronik_apollo",),
@@ -61,9 +64,8 @@ class MeshSource:
 
 def package_of(env_name: str) -> str:
     """The Playground package that defines an environment, as `locomotion/g1`."""
-    from mujoco_playground._src import dm_control_suite, locomotion, manipulation
-
-    for suite in (locomotion, manipulation, dm_control_suite):
+    suites = private("suites")
+    for suite in (suites.locomotion, suites.manipulation, suites.dm_control_suite):
         maker = suite._envs.get(env_name)
         if maker is not None:
             cls = getattr(maker, "func", maker)

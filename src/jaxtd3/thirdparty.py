@@ -1,0 +1,106 @@
+"""Private names of other libraries that are used here, and functions of theirs that are replaced.
+
+All of them, each with the version that it was seen with: when one is gone, `private` says which, a
+test fails, and `jaxtd3 doctor` has a line for it. Replacements last for as long as a `with` does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from jaxtd3.errors import UserError
+
+
+class Private(NamedTuple):
+    """One name of another library."""
+
+    path: str  # "module" or "module:name"
+    package: str  # as it is installed
+    seen: str  # the version that it was seen with
+    why: str
+
+
+PRIVATE = {
+    "xla_bridge": Private(
+        "jax._src.xla_bridge:backends_are_initialized",
+        "jax",
+        "0.10.2",
+        "whether a compiler flag is set in time",
+    ),
+    "dce_jaxpr": Private(
+        "jax.interpreters.partial_eval:dce_jaxpr",
+        "jax",
+        "0.10.2",
+        "which fields an environment uses, whether its reward is a weighted sum",
+    ),
+    "mjx_forward": Private(
+        "mujoco.mjx._src.forward",
+        "mujoco-mjx",
+        "3.17.0",
+        "its `forward` is replaced while MJX steps: traced once instead of eight times",
+    ),
+    "mjx_impl": Private(
+        "mujoco.mjx._src.types:Impl", "mujoco-mjx", "3.17.0", "which back end a model is for"
+    ),
+    "mjx_io": Private(
+        "mujoco.mjx._src.io",
+        "mujoco-mjx",
+        "3.17.0",
+        "its `_resolve_device` is replaced: a process can use its own devices alone",
+    ),
+    "mjx_env": Private(
+        "mujoco_playground._src.mjx_env",
+        "playground",
+        "0.2.0",
+        "its `step` is replaced by the chosen physics, MENAGERIE_PATH says where meshes are",
+    ),
+    "suites": Private(
+        "mujoco_playground._src",
+        "playground",
+        "0.2.0",
+        "the tables `_envs` of its suites say which robot an environment has",
+    ),
+    "state_fields": Private(
+        "mujoco.batch:_STATE_FIELDS", "mujoco", "4.0.0", "what a simulation's state consists of"
+    ),
+}
+
+
+def private(name: str) -> Any:
+    """What stands under a name of `PRIVATE`; one line where it is gone."""
+    known = PRIVATE[name]
+    module, _, attribute = known.path.partition(":")
+    try:
+        found = import_module(module)
+        return getattr(found, attribute) if attribute else found
+    except (ImportError, AttributeError) as error:
+        version = importlib.metadata.version(known.package)
+        raise UserError(
+            f"{known.path} is not in {known.package} {version}, only in {known.seen}: {known.why}"
+        ) from error
+
+
+def missing() -> list[str]:
+    """What is gone, a line each."""
+    lines = []
+    for name in PRIVATE:
+        try:
+            private(name)
+        except UserError as error:
+            lines.append(str(error))
+    return lines
+
+
+@contextlib.contextmanager
+def swapped(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """`owner.name` is `value` for as long as this lasts; it must be there."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
