@@ -33,7 +33,7 @@ def quiet_env(name, bounds="scale"):
     """The training environment without observation noise."""
     config = registry.get_default_config(name)
     config.noise_config.level = 0.0
-    with mock.patch.object(registry, "get_default_config", lambda _: config):
+    with mock.patch.object(registry, "get_default_config", return_value=config):
         return load_playground(
             jaxtd3.EnvConfig(name=name, impl="native", physics_threads=1, action_bounds=bounds)
         )
@@ -124,11 +124,9 @@ def test_the_controller_acts_as_the_policy_in_training(name, bounds, hidden, his
         inputs = {**sensors, "command": seen_command[None], "gait_frequency": frequency}
         out, state = controller.step(inputs, state)
         action = policy(obs)
-        low, high = (
-            np.abs(about[k]) / about["action_scale"] for k in ("action_low", "action_high")
-        )
+        reach = [np.abs(about[k]) / about["action_scale"] for k in ("action_low", "action_high")]
         given = out["action"][0]  # in the environment's own units
-        given = np.where(given > 0, given / high, given / low).astype(np.float32)
+        given = np.where(given > 0, given / reach[1], given / reach[0]).astype(np.float32)
         errors.append(np.abs(given - action).max())
         actions.append(given)
 

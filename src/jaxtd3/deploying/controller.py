@@ -131,7 +131,7 @@ def observe(
 
 
 def window(about: Mapping[str, Any], obs: np.ndarray, state: State) -> np.ndarray:
-    """The last K observations, the oldest first; before the first step all are the first: [B, K, D]."""
+    """The last K observations, the oldest first; at the start all are the first: [B, K, D]."""
     if int(about["history"]) == 1:
         return obs[:, None]
     older = np.where(state["started"][:, :, None] > 0, state["history"], obs[:, None])

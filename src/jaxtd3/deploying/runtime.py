@@ -13,7 +13,18 @@ from jaxtd3.deploying.controller import FORMAT, VERSION, State, first_state
 from jaxtd3.errors import UserError
 from jaxtd3.export import _libraries
 
-TEXTS = ("format", "licence", "env", "robot", "keyframe", "robot_licence", "source", "algo", "note")
+TEXTS = (
+    "format",
+    "licence",
+    "env",
+    "robot",
+    "keyframe",
+    "robot_licence",
+    "source",
+    "algo",
+    "note",
+    "jaxtd3_version",
+)
 """Metadata that is text as it stands; all else is JSON."""
 
 
@@ -22,6 +33,7 @@ class Controller:
 
     def __init__(self, content: bytes, where: str = "the controller"):
         _, runtime = _libraries()
+        self.content = content
         options = runtime.SessionOptions()
         options.intra_op_num_threads = 1  # threads of its own would fight with the physics'
         try:

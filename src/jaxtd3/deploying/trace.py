@@ -111,9 +111,8 @@ def load_trace(path: Path, controller: Controller) -> Trace:
         raise UserError(f"{path} is no trace: {error}") from error
     about = controller.about
     needed = {f"in.{n}": (size,) for n, size in about["inputs"].items()}
-    needed |= {
-        f"{head}.{n}": tuple(s) for n, s in about["state"].items() for head in ("state", "new")
-    }
+    for head in ("state", "new"):
+        needed |= {f"{head}.{n}": tuple(shape) for n, shape in about["state"].items()}
     joints = len(about["joint_names"])
     needed |= {f"out.{TARGETS}": (joints,), f"out.{ACTION}": (joints,)}
     steps = len(trace["in.command"]) if np.ndim(trace.get("in.command", 0)) else 0
