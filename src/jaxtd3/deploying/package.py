@@ -1,9 +1,9 @@
 """`jaxtd3 export --controller` writes a controller and what belongs to it; `--check` tests one.
 
-    controller.onnx         the controller, its metadata inside
-    controller.trace.npz    200 recorded steps: any runtime can test itself against them
-    deploy.yaml             the metadata again, to be read by people
-    robot.xml               with --with-model: the robot's physics for MuJoCo, without its meshes
+controller.onnx         the controller, its metadata inside
+controller.trace.npz    200 recorded steps: any runtime can test itself against them
+deploy.yaml             the metadata again, to be read by people
+robot.xml               with --with-model: the robot's physics for MuJoCo, without its meshes
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def write_controller(args: Export, run: Path) -> int:
     return 0
 
 
-class whole_or_nothing:  # noqa: N801 - reads as a statement
+class whole_or_nothing:
     """A folder to write into, whose files are moved to `target` if all went well."""
 
     def __init__(self, target: Path):
