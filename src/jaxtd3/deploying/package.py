@@ -52,7 +52,7 @@ def controller_of(trained: Trained, more: Mapping[str, Any] | None = None) -> Co
 
     env, config = trained.env, trained.config
     kind_of(config.env.name)
-    robot = describe_robot(config.env.name, env.env.unwrapped)
+    robot = describe_robot(config.env.name, playground_of(trained))
     bounds = getattr(env.env, "bounds", None)
     hidden, history = observed_by(config.env)
     about = describe_controller(robot, env.spec, bounds, hidden, history)
@@ -64,6 +64,11 @@ def controller_of(trained: Trained, more: Mapping[str, Any] | None = None) -> Co
     controller = Controller(content)
     controller.about = {name: controller.about[name] for name in about}  # in this order
     return controller
+
+
+def playground_of(trained: Trained) -> Any:
+    """Playground's own environment, which has the robot's MuJoCo model."""
+    return trained.env.env.unwrapped  # type: ignore[attr-defined]
 
 
 def observed_by(settings: Any) -> tuple[tuple[str, ...], int]:
@@ -124,12 +129,12 @@ def write_controller(args: Export, run: Path) -> int:
         more["robustness"] = tested
     trained = load_trained(run, args.best, impl="native", num_envs=1)
     controller = controller_of(trained, more)
-    model = trained.env.env.unwrapped.mj_model  # type: ignore[attr-defined]
+    model = playground_of(trained).mj_model
     trace = record_trace(controller.about, model, policy_of(trained))
     error = replay_error(controller, trace)
     if not error <= TOLERANCE:
         raise UserError(f"the controller differs from JAX by {error:.1e}: nothing written")
-    robot = trained.env.env.unwrapped if args.with_model else None  # type: ignore[attr-defined]
+    robot = playground_of(trained) if args.with_model else None
     with whole_or_nothing(out.parent) as folder:
         (folder / out.name).write_bytes(controller.content)
         save_trace(folder / trace_path(out).name, trace)

@@ -8,6 +8,7 @@ every world, so that worlds are compared fairly. Starts, commands and falls are 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -180,7 +181,7 @@ class Episodes:
         sent, every = np.stack(self.sent), np.arange(len(self.alive))
         cuts = sorted({0, self.substeps, *self.late_substeps[ids].tolist()})
         self.batch.warning[:] = 0
-        for begin, end in zip(cuts, cuts[1:], strict=False):
+        for begin, end in itertools.pairwise(cuts):
             age = self.late_steps + (begin < self.late_substeps)
             self.data.ctrl[:] = sent[age, every]
             try:

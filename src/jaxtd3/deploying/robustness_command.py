@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxtd3.deploying.package import ROBUSTNESS_FILE, controller_of, known_robot
+from jaxtd3.deploying.package import ROBUSTNESS_FILE, controller_of, known_robot, playground_of
 from jaxtd3.errors import UserError
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def load(run: Path, best: bool) -> tuple[Controller, Any, str]:
         return controller, load_robot(controller.about["env"]).mj_model, run.name
     known_robot(run)
     trained = load_trained(run, best, impl="native", num_envs=1)
-    model = trained.env.env.unwrapped.mj_model  # type: ignore[attr-defined]
+    model = playground_of(trained).mj_model
     return controller_of(trained), model, f"{run.name} ({trained.source})"
 
 
@@ -135,9 +135,8 @@ def table(results: Mapping[str, Any]) -> str:
             f"{v['error_lin']:>12.3f}{v['error_ang']:>13.3f}"
         )
     s = results["summary"]
-    lines.append(
-        f"  {'mean':<18}{s['survival']:>9.0%}; worst: {s['worst_world']} ({s['worst_survival']:.0%})"
-    )
+    worst = f"worst: {s['worst_world']} ({s['worst_survival']:.0%})"
+    lines.append(f"  {'mean':<18}{s['survival']:>9.0%}; {worst}")
     return "\n".join(lines)
 
 
