@@ -129,10 +129,21 @@ def drive(
     except Exception as error:
         report.code, report.reason = safety.FAILED, f"{type(error).__name__}: {error}"
     finally:
-        robot.damp(kd)
+        damp_for_sure(robot, kd, report)
         if last is not None:
             report.damped_after = time.monotonic() - last.time
     return report
+
+
+def damp_for_sure(robot: Robot, kd: np.ndarray, report: Report) -> None:
+    """Damp, even if the first try fails or is interrupted."""
+    for _ in range(3):
+        try:
+            robot.damp(kd)
+            return
+        except BaseException as error:  # a second Ctrl-C must not leave the motors on
+            report.code = report.code or safety.FAILED
+            report.reason += f" (damping failed: {type(error).__name__}: {error})"
 
 
 def wait_for_sensors(robot: Robot) -> Any:

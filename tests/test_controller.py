@@ -118,7 +118,7 @@ def test_the_controller_acts_as_the_policy_in_training(name, bounds, hidden, his
     seen_command = np.asarray(first.info["command"])
     commands = [[0.5, 0, 0], [0, 0, 0], [0.0, -0.3, 0.8], [-0.6, 0.2, 0.0]]
 
-    state, errors, actions = controller.start(), [], []
+    state, errors, actions, falls = controller.start(), [], [], []
     for i in range(1000):
         sensors = {k: x[None] for k, x in read_sensors(places, data).items()}
         inputs = {**sensors, "command": seen_command[None], "gait_frequency": frequency}
@@ -144,15 +144,17 @@ def test_the_controller_acts_as_the_policy_in_training(name, bounds, hidden, his
         mujoco.mj_step(model, data, env.unwrapped.n_substeps)
         after = step(inner, given)
         inner, obs, seen_command = after.state, after.obs, np.asarray(command)
-        assert bool(fallen(places, data)) == bool(after.terminated)
+        falls.append(bool(after.terminated))
+        assert bool(fallen(places, data)) == falls[-1]
+    assert 0 < sum(falls) < 1000
     assert np.std(actions, axis=0).min() > 0.005
     assert max(errors) < 1e-4, (int(np.argmax(errors)), max(errors))
 
 
 def upright(model, data, first):
-    """Put a robot that leans too far back on its feet; its controller goes on."""
+    """Put a robot that fell back on its feet; its controller goes on."""
     w, x, y, z = data.qpos[3:7]
-    if 1 - 2 * (x * x + y * y) < 0.5 or data.qpos[2] < 0.4:
+    if 1 - 2 * (x * x + y * y) < -0.3:  # well after the environment calls it a fall
         mujoco.mj_resetData(model, data)
         data.qpos[:] = first.data.qpos
         mujoco.mj_forward(model, data)

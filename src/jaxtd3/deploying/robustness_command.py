@@ -99,7 +99,11 @@ def load(run: Path, best: bool) -> tuple[Controller, Any, str]:
     known_robot(run)
     trained = load_trained(run, best, impl="native", num_envs=1)
     model = playground_of(trained).mj_model
-    return controller_of(trained), model, f"{run.name} ({trained.source})"
+    return controller_of(trained), model, named(run, trained.source)
+
+
+def named(run: Path, source: str) -> str:
+    return source if run.name == source else f"{run.name} ({source})"
 
 
 def progress(share: float) -> None:
@@ -181,8 +185,8 @@ def picture(results: Mapping[str, Any]) -> bytes:
         right.text(row["error"], i, told, va="center", fontsize=8, color=THEME.ink)
     left.set_xlim(0, 112)
     right.set_xlim(0, 1.15 * max(0.1, *(row["error"] for row in rows)))
-    left.set_title(f"episodes without a fall, % (of {results['episodes']})", fontsize=9)
-    right.set_title("tracking error, linear + angular", fontsize=9)
+    left.set_title(f"episodes without a fall, % (of {results['episodes']})", fontsize=9, loc="left")
+    right.set_title("tracking error, linear + angular", fontsize=9, loc="left")
     right.legend(fontsize=8, frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)

@@ -27,6 +27,28 @@ TEXTS = (
 )
 """Metadata that is text as it stands; all else is JSON."""
 
+NEEDED = (
+    "env",
+    "robot",
+    "dt",
+    "physics_dt",
+    "joint_names",
+    "default_pose",
+    "action_scale",
+    "observation",
+    "history",
+    "hidden",
+    "inputs",
+    "state",
+    "gait",
+    "command",
+    "sensors",
+    "falls",
+    "keyframe",
+    "noise",
+)
+"""Metadata without which a controller cannot be run."""
+
 
 class Controller:
     """One controller: `about`, its metadata, and `step`, for any number of robots at once."""
@@ -66,6 +88,9 @@ def read_about(texts: Mapping[str, str], where: str) -> dict[str, Any]:
     if about.get("format_version") != VERSION:
         found = about.get("format_version")
         raise UserError(f"{where} has format version {found}: this jaxtd3 reads {VERSION}")
+    for name in NEEDED:
+        if name not in about:
+            raise UserError(f"{where}: its metadata has no {name}")
     return about
 
 
