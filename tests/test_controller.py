@@ -158,3 +158,60 @@ def upright(model, data, first):
         mujoco.mj_resetData(model, data)
         data.qpos[:] = first.data.qpos
         mujoco.mj_forward(model, data)
+
+
+@pytest.mark.parametrize("name", [G1, T1])
+def test_falls_are_the_environments(name):
+    """In any pose: lying, standing, legs crossed."""
+    env = robot(name)
+    model, about = env.mj_model, describe_robot(name, env)
+    data, places = mujoco.MjData(model), find_places(about, model)
+    rng, seen = np.random.default_rng(0), []
+    for i in range(200):
+        data.qpos[:] = model.key(about["keyframe"]).qpos
+        data.qpos[7:] = rng.uniform(*model.jnt_range[1:].T)
+        if i % 2:
+            data.qpos[3:7] = rng.normal(size=4)
+        mujoco.mj_forward(model, data)
+        over = bool(env._get_termination(data))
+        seen.append((over, bool(data.sensordata[places.up][2] < 0)))
+        assert bool(fallen(places, data)) == over
+    assert {(False, False), (True, True)} <= set(seen)
+    assert ((True, False) in seen) == (name == G1)  # its legs may not touch
+
+
+def test_bad_poses_are_falls():
+    env = robot(T1)
+    about = describe_robot(T1, env)
+    data, places = mujoco.MjData(env.mj_model), find_places(about, env.mj_model)
+    mujoco.mj_forward(env.mj_model, data)
+    assert not fallen(places, data)
+    data.qvel[3] = np.nan
+    assert fallen(places, data)
+
+
+def test_what_is_no_controller_is_refused():
+    about = describe_robot(T1, robot(T1))
+    spec = EnvSpec(T1, 85, 23, 1000, dt=0.02)
+    with pytest.raises(jaxtd3.UserError, match="did you mean 'linvel'"):
+        describe_controller(about, spec, hidden=("linvell",))
+    with pytest.raises(jaxtd3.UserError, match="3 x 85 observed numbers are not the 85"):
+        describe_controller(about, spec, history=3)
+    known = describe_controller(about, spec)
+    state = random_agent(spec).replace(actor={"block0": {}, "out": {}})
+    with pytest.raises(jaxtd3.UserError, match="dense layers only"):
+        build_controller(known, spec, jax.device_get(state), CFG)
+    with pytest.raises(jaxtd3.UserError, match="no controller can be written for Go1"):
+        load_robot("Go1JoystickFlatTerrain")
+
+
+@pytest.mark.parametrize("name", [G1, T1])
+def test_the_gait_is_drawn_from_the_range_that_is_told(name):
+    env = quiet_env(name)
+    info = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.key(0), 200))[0].state.info
+    found = np.asarray(info["phase_dt"]) / (2 * math.pi * env.spec.dt)
+    gait = describe_robot(name, env.unwrapped)["gait"]
+    assert found.min() >= gait["frequency_low"] - 1e-5
+    assert found.max() <= gait["frequency_high"] + 1e-5
+    assert np.ptp(found) > 0.9 * (gait["frequency_high"] - gait["frequency_low"])
+    np.testing.assert_allclose(info["phase"], np.tile(gait["start"], (200, 1)), rtol=1e-6)
