@@ -105,6 +105,7 @@ def test_the_yaml_says_the_same(exported):
 def test_the_written_model_steps_as_the_training_model(exported, model):
     written = mujoco.MjModel.from_xml_path(str(exported.parent / "robot.xml"))
     assert written.nmesh == 0
+    assert "booster_t1 (Apache-2.0" in (exported.parent / "robot.xml").read_text()
     ends = []
     for m in (model, written):
         data = mujoco.MjData(m)
@@ -142,6 +143,25 @@ def package_places(about, model):
     from jaxtd3.deploying.robot import find_places
 
     return find_places(about, model)
+
+
+def test_a_run_tells_how_it_fared(policy, tmp_path, capsys, monkeypatch):
+    """The summary is taken over where it is of the same checkpoint, and nowhere else."""
+    yaml = pytest.importorskip("yaml")
+    argv = ["robustness", str(policy), "--episodes", "1", "--seconds", "0.1"]
+    assert cli.main([*argv, "--out", str(tmp_path)]) == 0
+    summary = json.loads((tmp_path / "robustness.json").read_text())["summary"]
+    assert summary["policy"] == "t1.npz"
+    monkeypatch.setattr(package, "read_robustness", lambda run: summary)
+    out = tmp_path / "c.onnx"
+    assert cli.main(["export", str(policy), "--controller", "--out", str(out)]) == 0
+    about = load_controller(out).about
+    assert about["robustness"] == summary
+    assert yaml.safe_load((tmp_path / "deploy.yaml").read_text()) == about
+    summary["policy"] = "checkpoint 7"
+    assert cli.main(["export", str(policy), "--controller", "--out", str(out)]) == 0
+    assert "robustness" not in load_controller(out).about
+    assert "is of checkpoint 7, not t1.npz: left out" in capsys.readouterr().out
 
 
 # --- --check ------------------------------------------------------------------------------------

@@ -33,8 +33,11 @@ SAME = (
 """Model fields that must be equal; geometries have other numbers without the meshes."""
 
 
-def write_model(robot: Any, folder: Path, name: str) -> None:
-    """Write the model of an unwrapped environment, and the pictures that its ground needs."""
+def write_model(robot: Any, folder: Path, name: str, note: str) -> None:
+    """Write the model of an unwrapped environment, and the pictures that its ground needs.
+
+    `note` says in the file where the model is from and what its licence is.
+    """
     model: mujoco.MjModel = robot.mj_model
     parts = {name: x for name, x in robot.model_assets.items() if name.endswith(".xml")}
     with open(robot.xml_path) as file:
@@ -55,7 +58,7 @@ def write_model(robot: Any, folder: Path, name: str) -> None:
     for part in (*spec.hfields, *spec.textures):
         if part.file:
             part.file = Path(part.file).name
-    (folder / name).write_text(spec.to_xml())
+    (folder / name).write_text(f"<!-- {note} -->\n{spec.to_xml()}")
     check_model(model, mujoco.MjModel.from_xml_path(str(folder / name)))
 
 

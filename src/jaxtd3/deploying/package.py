@@ -125,9 +125,11 @@ def write_controller(args: Export, run: Path) -> int:
     known_robot(run)
     more: dict[str, Any] = {} if args.note is None else {"note": args.note}
     tested = read_robustness(run)
-    if tested is not None:
-        more["robustness"] = tested
     trained = load_trained(run, args.best, impl="native", num_envs=1)
+    if tested is not None and tested.get("policy") == trained.source:
+        more["robustness"] = tested
+    elif tested is not None:
+        print(f"{ROBUSTNESS_FILE} is of {tested.get('policy')}, not {trained.source}: left out")
     controller = controller_of(trained, more)
     model = playground_of(trained).mj_model
     trace = record_trace(controller.about, model, policy_of(trained))
@@ -142,7 +144,7 @@ def write_controller(args: Export, run: Path) -> int:
         if robot is not None:
             from jaxtd3.deploying.model_file import write_model
 
-            write_model(robot, folder, MODEL_FILE)
+            write_model(robot, folder, MODEL_FILE, controller.about["robot_licence"])
         names = sorted(path.name for path in folder.iterdir())
     print(f"{out}: {controller.about['robot']}, differs from JAX by {error:.1e} at most")
     print(f"beside it: {', '.join(name for name in names if name != out.name)}")
@@ -207,6 +209,7 @@ def yaml_text(about: Mapping[str, Any]) -> str:
     def lines(value: Any, indent: str) -> list[str]:
         found = []
         for name, x in value.items():
+            name = name if name.isidentifier() else scalar(name)
             if isinstance(x, Mapping) and x:
                 found += [f"{indent}{name}:", *lines(x, indent + "  ")]
             elif isinstance(x, list) and x and isinstance(x[0], Mapping):

@@ -35,7 +35,7 @@ def robustness_command(args: Robustness, given: Mapping[str, Any]) -> int:
     jax.config.update("jax_platforms", "cpu")  # C MuJoCo runs there
     from jaxtd3.deploying.robustness import judge_worlds
 
-    controller, model, source = load(args.run, args.best)
+    controller, model, name = load(args.run, args.best)
     begin = time.monotonic()
     quiet = args.json or not sys.stderr.isatty()
     verdicts = judge_worlds(
@@ -50,12 +50,13 @@ def robustness_command(args: Robustness, given: Mapping[str, Any]) -> int:
     results = {
         "env": controller.about["env"],
         "robot": controller.about["robot"],
-        "policy": source,
+        "policy": name,
         "episodes": episodes,
         "seconds": args.seconds,
         "seed": args.seed,
         "took_seconds": round(time.monotonic() - begin, 2),
-        "summary": summarize(verdicts, episodes, args.seconds),
+        "summary": summarize(verdicts, episodes, args.seconds)
+        | {"policy": controller.about.get("source")},
         "worlds": [v._asdict() | {"error": v.error} for v in verdicts],
     }
     write(folder, results)
