@@ -31,8 +31,9 @@ class MujocoRobot:
         except ValueError as error:
             raise BadInput(f"{model} is no MuJoCo model: {str(error).splitlines()[0]}") from error
         self.hang, self.feed = hang, True
-        self.data: mujoco.MjData | None = None
-        self._lock, self._sensors = threading.Lock(), None
+        self.data: Any = None  # MjData, once connected
+        self._lock = threading.Lock()
+        self._sensors: Sensors | None = None
         self._release = math.inf
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None

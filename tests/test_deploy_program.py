@@ -97,6 +97,23 @@ def test_an_interrupt_damps(exported, sent):  # noqa: F811
     assert "damping" in said
 
 
+def test_its_controller_answers_as_recorded(exported):  # noqa: F811
+    from policy_runtime import Controller
+
+    controller = Controller(str(exported))
+    with np.load(exported.parent / "controller.trace.npz") as file:
+        trace = dict(file)
+    sensors = [name for name in controller.about["inputs"] if name not in ("command",)]
+    for i in range(100):  # walking, then standing; the gait's new start is the program's own
+        given = {name: trace[f"in.{name}"][i] for name in sensors}
+        targets = controller.step(given, trace["in.command"][i])
+        np.testing.assert_allclose(targets, trace["out.joint_targets"][i], atol=1e-5)
+    before = controller.state["phase"].copy()
+    np.testing.assert_allclose(before, np.pi, atol=1e-6)
+    controller.step(given, np.array([0.5, 0, 0]))
+    assert abs(abs(np.diff(controller.state["phase"])) - np.pi) < 1e-5
+
+
 def test_no_jax_and_no_jaxtd3():
     code = "import sys, run; print([m for m in sys.modules if m.split('.')[0] in ('jax','jaxtd3')])"
     done = subprocess.run(
