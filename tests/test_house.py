@@ -25,7 +25,7 @@ ORDER = [
     ("loop",),
     ("output",),
     ("run",),
-    ("sweep", "bench", "play"),
+    ("sweep", "bench", "play", "deploy"),
     ("cli",),
     ("train", "__main__"),
 ]

@@ -210,16 +210,52 @@ class Play:
 
 @dataclass(frozen=True)
 class Export:
-    """Write a trained policy: as ONNX, compared with JAX, or as a small file of its weights."""
+    """Write a trained policy: as ONNX, compared with JAX, or as a small file of its weights.
 
-    run: Run
+    With --controller the file takes the robot's sensors and returns joint targets; a trace and
+    deploy.yaml are written beside it. --check tests such a file.
+    """
+
+    run: Annotated[Path | None, tyro.conf.Positional, shown("RUN")] = None
     """Folder of a run, a policy file, or the name of a shipped policy."""
-    out: Annotated[Path, shown()] = Path("policy.onnx")
-    """File to write, .onnx or .npz (policy.onnx)."""
+    out: Annotated[Path | None, shown("PATH")] = None
+    """File to write, .onnx or .npz (policy.onnx, or controller.onnx)."""
     note: Annotated[str | None, shown("TEXT")] = None
-    """What an .npz says of itself: how it was made."""
+    """What an .npz or a controller says of itself: how it was made."""
     best: Switch = False
     """The checkpoint that evaluated best instead of the last one."""
+    controller: Switch = False
+    """Write the whole controller: raw sensors in, joint targets out."""
+    with_model: Switch = False
+    """With --controller: write robot.xml too, for MuJoCo without Playground."""
+    check: Folder = None
+    """Test a controller against its trace and the robot's model; exit code 1 if it fails."""
+
+
+@dataclass(frozen=True)
+class Robustness:
+    """Try a policy in worlds it was not trained in, in C MuJoCo, through its controller.
+
+    Delay, friction, mass, motor gains, noise, pushes, a slope: who survives, and how well the
+    command is followed. Writes robustness.json and robustness.png.
+    """
+
+    run: Run
+    """Folder of a run, a policy file, the name of a shipped policy, or a controller.onnx."""
+    episodes: Count = None
+    """Episodes in every world (16: 256 at once over 16 worlds)."""
+    seconds: Annotated[float, shown("S")] = 10.0
+    """Seconds of an episode (10)."""
+    worlds: Annotated[str | None, shown("NAME,NAME")] = None
+    """Only these worlds (all)."""
+    seed: Annotated[int, shown("INT")] = 0
+    """Seed of starts, commands, noise and pushes (0)."""
+    out: Folder = None
+    """Folder to write into (the run's, or the current one)."""
+    best: Switch = False
+    """The checkpoint that evaluated best instead of the last one."""
+    json: Switch = False
+    """Print the results as one JSON object, and nothing else."""
 
 
 @dataclass(frozen=True)
@@ -340,6 +376,7 @@ COMMANDS = {
     "render": Command(Render, "jaxtd3.cli.policy:render_command"),
     "play": Command(Play, "jaxtd3.cli.play:play_command"),
     "export": Command(Export, "jaxtd3.cli.policy:export_command"),
+    "robustness": Command(Robustness, "jaxtd3.cli.robustness:robustness_command"),
     "bench": Command(Bench, "jaxtd3.cli.bench:bench_command"),
     "envs": Command(Envs, "jaxtd3.cli.policy:envs_command"),
     "doctor": Command(Doctor, "jaxtd3.cli.doctor:doctor_command"),
@@ -350,7 +387,7 @@ def usage() -> str:
     """What `jaxtd3 --help` prints."""
     lines = ["usage: jaxtd3 COMMAND [OPTIONS]", ""]
     for name, command in COMMANDS.items():
-        lines.append(f"  {name:<10}{(command.args.__doc__ or '').splitlines()[0]}")
+        lines.append(f"  {name:<12}{(command.args.__doc__ or '').splitlines()[0]}")
     return "\n".join([*lines, "", "jaxtd3 COMMAND --help tells the options of each."])
 
 

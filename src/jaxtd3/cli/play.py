@@ -116,6 +116,7 @@ def load_untrained(name: str, agent: str) -> tuple[Any, Act, Mapping[str, float]
 def check_robot(run: Path, env: str) -> None:
     """Refuse to play a policy in an environment of another robot."""
     from jaxtd3.envs.registry import check_env
+    from jaxtd3.run.load import trained_env
 
     check_env(env)
     trained = trained_env(run)
@@ -126,15 +127,3 @@ def check_robot(run: Path, env: str) -> None:
 def robot(env: str) -> str:
     """The same for environments that differ in their ground alone."""
     return re.sub(r"(Flat|Rough)Terrain", "", env)
-
-
-def trained_env(run: Path) -> str:
-    """The environment that a policy was trained in."""
-    from jaxtd3.config.config import load_config
-    from jaxtd3.output.rundir import CONFIG_FILE, require_run
-    from jaxtd3.run.policy import find_policy, read_policy
-
-    file = find_policy(run)
-    if file is not None:
-        return read_policy(file).config.env.name
-    return load_config(require_run(run) / CONFIG_FILE).env.name

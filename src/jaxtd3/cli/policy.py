@@ -108,16 +108,23 @@ def export_command(args: Export, given: Mapping[str, Any]) -> int:
     from jaxtd3.run.load import load
     from jaxtd3.run.policy import SUFFIX, save_policy
 
-    if not args.out.parent.is_dir():
-        raise UserError(f"{args.out.parent} is not a folder")
+    if args.check is not None or args.controller or args.with_model:
+        from jaxtd3.deploy.package import controller_command
+
+        return controller_command(args)
+    if args.run is None:
+        raise UserError("nothing to export: name a run or a policy")
+    out = args.out or Path("policy.onnx")
+    if not out.parent.is_dir():
+        raise UserError(f"{out.parent} is not a folder")
     config, env, _, state, source, _ = load(args.run, args.best)
     about = {"algo": config.algo, "source": source}
-    if args.out.suffix == SUFFIX:
-        save_policy(args.out, state, config, about | made_by(args.run, source, args.note))
-        print(f"{args.out}: {args.out.stat().st_size / 1024:.0f} KiB")
+    if out.suffix == SUFFIX:
+        save_policy(out, state, config, about | made_by(args.run, source, args.note))
+        print(f"{out}: {out.stat().st_size / 1024:.0f} KiB")
         return 0
-    error = export_onnx(env, state, config.agent, args.out, about)
-    print(f"{args.out}: differs from JAX by {error:.1e} at most")
+    error = export_onnx(env, state, config.agent, out, about)
+    print(f"{out}: differs from JAX by {error:.1e} at most")
     return 0
 
 
@@ -167,7 +174,7 @@ def envs_command(args: Envs, given: Mapping[str, Any]) -> int:
 def env_row(name: str, profile: str, detailed: bool) -> dict[str, Any]:
     """What is known of an environment: its preset, and with `detailed` what loading it tells."""
     from jaxtd3.envs import make_env
-    from jaxtd3.envs.playground.layout import describe_layout
+    from jaxtd3.envs.playground.adapter.layout import describe_layout
     from jaxtd3.envs.registry import physics_of, preset, reward_kind
 
     config = preset(name, profile=profile)

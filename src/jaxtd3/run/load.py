@@ -76,3 +76,11 @@ def best_checkpoint(run: Path) -> Path:
     if not known:
         raise UserError(f"{run} has no checkpoint that was evaluated")
     return max(known, key=lambda path: known[path])
+
+
+def trained_env(run: Path) -> str:
+    """The environment that a policy was trained in."""
+    file = find_policy(run)
+    if file is not None:
+        return read_policy(file).config.env.name
+    return load_config(require_run(run) / CONFIG_FILE).env.name

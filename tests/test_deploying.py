@@ -1,0 +1,406 @@
+"""`export --controller`, `--check` and `robustness`: files, checks, worlds, bad input."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import jax
+import mujoco
+import numpy as np
+import pytest
+
+import jaxtd3
+from jaxtd3.agent.td3 import fast_td3
+from jaxtd3.cli.main import main as cli
+from jaxtd3.deploy import package
+from jaxtd3.deploy.robot import load_robot, read_sensors
+from jaxtd3.deploy.robustness import Episodes, draw_starts, judge_worlds, tracking_error
+from jaxtd3.deploy.runtime import load_controller
+from jaxtd3.deploy.worlds import WORLDS, World, change_model, choose_worlds, down_in
+from jaxtd3.run.policy import save_policy
+from test_cli import fails
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+T1 = "T1JoystickFlatTerrain"
+
+
+def save_random(path: Path, name: str, **changes) -> Path:
+    """An untrained policy, with actions that are not tiny."""
+    config = jaxtd3.preset(name, profile="cpu").override({"actor_hidden": 32, **changes})
+    env = jaxtd3.make_env(config.env)
+    state = fast_td3(env.spec, config.agent).init(jax.random.key(0))
+    actor = dict(state.actor)
+    actor["out"] = jax.tree.map(lambda x: 5 * x, actor["out"])
+    save_policy(path, state.replace(actor=actor), config, {"note": "untrained"})
+    return path
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory) -> Path:
+    return save_random(tmp_path_factory.mktemp("policy") / "t1.npz", T1)
+
+
+@pytest.fixture(scope="module")
+def exported(policy, tmp_path_factory) -> Path:
+    """A controller with its files, not to be changed."""
+    out = tmp_path_factory.mktemp("exported") / "controller.onnx"
+    argv = ["export", str(policy), "--controller", "--with-model", "--out", str(out)]
+    assert cli.main(argv) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def model() -> mujoco.MjModel:
+    return load_robot(T1).mj_model
+
+
+@pytest.fixture
+def copied(exported, tmp_path) -> Path:
+    """The same files, to be changed."""
+    for path in exported.parent.iterdir():
+        shutil.copy(path, tmp_path)
+    return tmp_path / exported.name
+
+
+def change(path: Path, edit) -> None:
+    """Edit the metadata of an ONNX file."""
+    file = onnx.load(path)
+    texts = {p.key: p.value for p in file.metadata_props}
+    edit(texts)
+    onnx.helper.set_model_props(file, texts)
+    onnx.save(file, path)
+
+
+# --- what is written ----------------------------------------------------------------------------
+
+
+def test_files_and_metadata(exported, model):
+    names = {path.name for path in exported.parent.iterdir()}
+    assert names == {"controller.onnx", "controller.trace.npz", "deploy.yaml", "robot.xml"}
+    about = load_controller(exported).about
+    assert about["joint_names"] == [model.joint(i).name for i in range(1, model.njnt)]
+    assert about["kp"] == model.actuator_gainprm[:, 0].tolist()
+    assert about["kd"] == model.dof_damping[6:].tolist()
+    assert min(about["kd"]) > 0
+    assert about["control_rate"] == 50
+    assert about["robot"] == "Booster T1"
+    assert about["licence"] == "Apache-2.0"
+    assert about["command"]["low"] == [-1.0, -0.8, -1.0]
+    assert about["observation"][0] == {"name": "linvel", "start": 0, "stop": 3}
+    assert about["observation"][-1] == {"name": "sin_phase", "start": 83, "stop": 85}
+    assert about["note"] == "untrained"
+    np.testing.assert_allclose(about["default_pose"], model.key("home").qpos[7:], atol=1e-6)
+
+
+def test_the_yaml_says_the_same(exported):
+    yaml = pytest.importorskip("yaml")
+    text = (exported.parent / "deploy.yaml").read_text()
+    assert yaml.safe_load(text) == load_controller(exported).about
+
+
+def test_the_written_model_steps_as_the_training_model(exported, model):
+    written = mujoco.MjModel.from_xml_path(str(exported.parent / "robot.xml"))
+    assert written.nmesh == 0
+    assert "booster_t1 (Apache-2.0" in (exported.parent / "robot.xml").read_text()
+    ends = []
+    for m in (model, written):
+        data = mujoco.MjData(m)
+        mujoco.mj_resetDataKeyframe(m, data, m.key("home").id)
+        data.ctrl[:] = data.qpos[7:] + 0.1
+        mujoco.mj_step(m, data, 300)
+        ends.append(data.qpos.copy())
+    assert np.abs(ends[0][:3] - model.key("home").qpos[:3]).max() > 0.05  # it did move
+    np.testing.assert_allclose(*ends, atol=1e-6)
+
+
+def test_robustness_of_the_run_is_told(tmp_path):
+    assert package.read_robustness(tmp_path) is None
+    (tmp_path / "robustness.json").write_text(json.dumps({"summary": {"survival": 0.5}}))
+    assert package.read_robustness(tmp_path) == {"survival": 0.5}
+    (tmp_path / "robustness.json").write_text("[]")
+    with pytest.raises(jaxtd3.UserError, match="cannot be read"):
+        package.read_robustness(tmp_path)
+
+
+def test_gravity_from_a_quaternion(exported, model):
+    about = load_controller(exported).about
+    data, rng = mujoco.MjData(model), np.random.default_rng(0)
+    places = package_places(about, model)
+    for _ in range(5):
+        q = rng.normal(size=4)
+        w, x, y, z = q / np.linalg.norm(q)
+        data.qpos[3:7] = w, x, y, z
+        mujoco.mj_forward(model, data)
+        told = [2 * (w * y - x * z), -2 * (y * z + w * x), 2 * (x * x + y * y) - 1]
+        np.testing.assert_allclose(read_sensors(places, data)["gravity"], told, atol=1e-6)
+
+
+def package_places(about, model):
+    from jaxtd3.deploy.robot import find_places
+
+    return find_places(about, model)
+
+
+def test_a_run_tells_how_it_fared(policy, tmp_path, capsys, monkeypatch):
+    """The summary is taken over where it is of the same checkpoint, and nowhere else."""
+    yaml = pytest.importorskip("yaml")
+    argv = ["robustness", str(policy), "--episodes", "1", "--seconds", "0.1"]
+    assert cli.main([*argv, "--out", str(tmp_path)]) == 0
+    summary = json.loads((tmp_path / "robustness.json").read_text())["summary"]
+    assert summary["policy"] == "t1.npz"
+    monkeypatch.setattr(package, "read_robustness", lambda run: summary)
+    out = tmp_path / "c.onnx"
+    assert cli.main(["export", str(policy), "--controller", "--out", str(out)]) == 0
+    about = load_controller(out).about
+    assert about["robustness"] == summary
+    assert yaml.safe_load((tmp_path / "deploy.yaml").read_text()) == about
+    summary["policy"] = "checkpoint 7"
+    assert cli.main(["export", str(policy), "--controller", "--out", str(out)]) == 0
+    assert "robustness" not in load_controller(out).about
+    assert "is of checkpoint 7, not t1.npz: left out" in capsys.readouterr().out
+
+
+# --- --check ------------------------------------------------------------------------------------
+
+
+def checked(path: Path, capsys) -> tuple[int, str]:
+    capsys.readouterr()
+    code = cli.main(["export", "--check", str(path)])
+    said = capsys.readouterr()
+    assert (said.out + said.err).count("\n") == 1
+    return code, said.out + said.err
+
+
+def test_a_good_controller_passes(exported, capsys):
+    code, said = checked(exported, capsys)
+    assert (code, "good: Booster T1, 200 recorded steps" in said) == (0, True)
+
+
+def swap_joints(texts):
+    names = json.loads(texts["joint_names"])
+    names[3], names[4] = names[4], names[3]
+    texts["joint_names"] = json.dumps(names)
+
+
+def put(name, value):
+    return lambda texts: texts.__setitem__(name, json.dumps(value))
+
+
+def shift_pose(texts):
+    texts["default_pose"] = json.dumps([x + 0.01 for x in json.loads(texts["default_pose"])])
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (swap_joints, "joint_names[3] is"),
+        (shift_pose, "default_pose[0] is"),
+        (put("kd", [0.0] * 23), "kd[0] is 0.0, not 2.0"),
+        (put("kp", [1.0]), "kp has 1 entries, not 23"),
+        (put("dt", 0.01), "dt is 0.01"),
+        (put("action_scale", 0.5), "action_scale is 0.5, not 1.0"),
+        (put("action_high", [0.0] * 23), "beyond action_low and action_high"),
+        (put("inputs", {"gyro": 3}), "inputs"),
+    ],
+)
+def test_wrong_metadata_fails(edit, said, copied, capsys):
+    change(copied, edit)
+    code, line = checked(copied, capsys)
+    assert code == 1
+    assert said in line
+
+
+def test_a_wrong_joint_order_fails_even_if_the_trace_tells_the_same(copied, capsys):
+    change(copied, swap_joints)
+    path = copied.parent / "controller.trace.npz"
+    with np.load(path) as file:
+        trace = dict(file)
+    trace["joint_names"][[3, 4]] = trace["joint_names"][[4, 3]]
+    np.savez(path, **trace)
+    code, line = checked(copied, capsys)
+    assert (code, "joint_names[3] is" in line) == (1, True)
+
+
+def test_wrong_weights_fail(copied, capsys):
+    file = onnx.load(copied)
+    kernel = [w for w in file.graph.initializer if len(w.dims) == 2][-1]
+    value = 1.2 * onnx.numpy_helper.to_array(kernel)
+    kernel.CopyFrom(onnx.numpy_helper.from_array(value, kernel.name))
+    onnx.save(file, copied)
+    code, line = checked(copied, capsys)
+    assert (code, "differs from its trace" in line) == (1, True)
+
+
+def test_a_controller_that_differs_is_not_written(policy, tmp_path, capsys, monkeypatch):
+    from jaxtd3.deploy import trace
+
+    honest = trace.advance
+    monkeypatch.setattr(
+        trace, "advance", lambda about, *a: honest({**about, "dt": 2 * about["dt"]}, *a)
+    )
+    monkeypatch.chdir(tmp_path)
+    assert "nothing written" in fails(["export", str(policy), "--controller"], capsys)
+
+
+# --- worlds -------------------------------------------------------------------------------------
+
+
+def simulate(controller, model, world, starts, steps):
+    """One delayed episode by a plain loop over mj_step: the last positions."""
+    about = controller.about
+    data, places = mujoco.MjData(model), package_places(about, model)
+    data.qpos[:], data.qvel[:] = starts.qpos[0], starts.qvel[0]
+    mujoco.mj_forward(model, data)
+    state, substeps = controller.start(), 10
+    due = [starts.qpos[0, 7:].copy() for _ in range(round(world.delay / 0.002))]
+    for _ in range(steps):
+        sensors = {k: x[None] for k, x in read_sensors(places, data).items()}
+        sensors["command"] = starts.command[:1].astype(np.float32)
+        sensors["gait_frequency"] = starts.frequency[:1].astype(np.float32)
+        out, state = controller.step(sensors, state)
+        for _ in range(substeps):
+            due.append(out["joint_targets"][0])
+            data.ctrl[:] = due.pop(0)
+            mujoco.mj_step(model, data)
+    return data.qpos
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.010, 0.020, 0.040])
+def test_a_delay_is_as_long_as_said(delay, exported, model):
+    controller = load_controller(exported)
+    starts, world = draw_starts(controller.about, model, 1, 5), World("x", delay=delay)
+    group = Episodes(controller, model, [world, WORLDS[-1]], tile(starts, 2), seed=0, threads=1)
+    for _ in range(20):
+        group.step()
+    expected = simulate(controller, model, world, starts, 20)
+    np.testing.assert_allclose(group.data.qpos[0], expected, atol=1e-6)
+    other = simulate(controller, model, World("y", delay=delay + 0.002), starts, 20)
+    assert np.abs(other - expected).max() > 1e-4  # the test can tell
+
+
+def tile(starts, count):
+    return type(starts)(*(np.tile(x, (count, 1)) for x in starts))
+
+
+def test_each_simulation_has_its_own_world(model):
+    worlds = [World("a"), World("b", friction=0.4, mass=1.2, gains=0.8, slope=5.0)]
+    batch = mujoco.batch.Batch(model, 2, 1)
+    change_model(batch, model, worlds)
+    for name, part, factor in (
+        ("geom_friction", np.s_[:, 0], 0.4),
+        ("body_mass", np.s_[:], 1.2),
+        ("body_inertia", np.s_[:], 1.2),
+        ("actuator_gainprm", np.s_[:, 0], 0.8),
+        ("actuator_biasprm", np.s_[:, 1], 0.8),
+        ("dof_damping", np.s_[6:], 0.8),
+    ):
+        values, own = batch.expand(name), getattr(model, name)
+        np.testing.assert_allclose(values[0], own)
+        np.testing.assert_allclose(values[1][part], factor * own[part])
+    gravity = batch.expand("opt.gravity")
+    np.testing.assert_allclose(gravity[0], [0, 0, -9.81])
+    np.testing.assert_allclose(gravity[1, 0] / gravity[1, 2], math.tan(math.radians(5)))
+    np.testing.assert_allclose(np.linalg.norm(down_in(worlds), axis=1), 1)
+
+
+def test_worlds_are_judged_alike(exported, model):
+    controller = load_controller(exported)
+    worlds = (*choose_worlds("nominal,noise"), World("cliff", slope=60.0))
+    found = judge_worlds(controller, model, worlds, episodes=4, seconds=0.5, threads=1)
+    assert [v.world for v in found] == ["nominal", "noise", "cliff"]
+    nominal, noise, cliff = found
+    assert nominal.survival == 1
+    assert nominal.seconds == pytest.approx(0.5)
+    assert cliff.survival == 0
+    assert cliff.seconds < 0.45
+    assert noise.error_lin != nominal.error_lin
+    (alone,) = judge_worlds(controller, model, worlds[:1], episodes=4, seconds=0.5, threads=2)
+    assert alone == nominal  # neither other worlds nor threads matter
+
+
+def test_who_falls_lies_still_to_the_end(exported, model):
+    controller = load_controller(exported)
+    (fell,) = judge_worlds(controller, model, [World("nominal")], 3, 20.0, threads=1)
+    assert fell.survival == 0
+    assert fell.seconds < 5
+    still = np.linalg.norm(draw_starts(controller.about, model, 3, 0).command[:, :2], axis=1)
+    assert fell.error_lin == pytest.approx(still.mean(), rel=0.1)
+
+
+def test_tracking_error_is_in_the_frame_of_the_robot():
+    class Data:
+        qpos = np.array([[0, 0, 1, math.cos(math.pi / 4), 0, 0, math.sin(math.pi / 4)]])  # to +y
+        qvel = np.array([[0, 0.5, 0, 0, 0, 0.2]])
+
+    np.testing.assert_allclose(
+        tracking_error(Data, np.array([[0.5, 0.0, 0.2]])), [[0, 0]], atol=1e-12
+    )
+    np.testing.assert_allclose(tracking_error(Data, np.zeros((1, 3))), [[0.5, 0.2]])
+
+
+def test_the_command_writes_a_table_and_files(exported, tmp_path, capsys):
+    argv = ["robustness", str(exported), "--episodes", "2", "--seconds", "0.3"]
+    argv += ["--out", str(tmp_path)]
+    assert cli.main(argv) == 0
+    said = capsys.readouterr().out
+    assert all(world.name in said for world in WORLDS)
+    results = json.loads((tmp_path / "robustness.json").read_text())
+    assert [row["world"] for row in results["worlds"]] == [world.name for world in WORLDS]
+    assert results["summary"]["survival"] == 1
+    assert (tmp_path / "robustness.png").read_bytes().startswith(b"\x89PNG")
+    assert cli.main([*argv, "--json", "--worlds", "nominal,noise"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [row["world"] for row in told["worlds"]] == ["nominal", "noise"]
+
+
+# --- bad input ----------------------------------------------------------------------------------
+
+
+def test_bad_input(policy, exported, tmp_path, capsys, monkeypatch):
+    other = save_random(tmp_path / "pole.npz", "CartpoleBalance")
+    (tmp_path / "broken.onnx").write_bytes(b"no such thing")
+    shutil.copy(exported, tmp_path / "lonely.onnx")
+    shutil.copy(exported, tmp_path / "cut.onnx")
+    shutil.copy(exported, tmp_path / "old.onnx")
+    change(tmp_path / "cut.onnx", lambda texts: texts.pop("inputs"))
+    change(tmp_path / "old.onnx", put("format_version", 0))
+    plain = tmp_path / "plain.onnx"
+    assert cli.main(["export", str(policy), "--out", str(plain)]) == 0
+    shutil.copy(exported, tmp_path / "junk.onnx")
+    (tmp_path / "junk.trace.npz").write_bytes(b"PK")
+    monkeypatch.chdir(tmp_path)
+    for line, said in [
+        ("export", "nothing to export: name a run or a policy"),
+        ("export --controller", "nothing to export: name a run or a policy"),
+        (f"export {policy} --with-model", "--with-model belongs to --controller"),
+        (f"export {policy} --controler", "did you mean '--controller'?"),
+        (f"export {policy} --controller --out no/c.onnx", "no is not a folder"),
+        (f"export {policy} --controller --out c.npz", "a controller is an .onnx file"),
+        (f"export {other} --controller", "no controller can be written for CartpoleBalance"),
+        (f"export {policy} --check plain.onnx", "leave the rest away"),
+        ("export --check no.onnx", "cannot read no.onnx: No such file"),
+        ("export --check broken.onnx", "no ONNX file"),
+        ("export --check plain.onnx", "plain.onnx is no controller"),
+        ("export --check lonely.onnx", "cannot read lonely.trace.npz"),
+        ("export --check junk.onnx", "junk.trace.npz is no trace"),
+        ("export --check cut.onnx", "its metadata has no inputs"),
+        ("export --check old.onnx", "format version 0"),
+        (f"robustness {exported} --worlds nominal,nois", "did you mean 'noise'?"),
+        (f"robustness {exported} --worlds noise,noise", "names a world twice"),
+        (f"robustness {exported} --episodes 0", "--episodes 0 is below 1"),
+        (f"robustness {exported} --episodes 99999", "more than 65536 at once"),
+        (f"robustness {exported} --seconds 0", "--seconds 0 is not above 0"),
+        (f"robustness {exported} --seconds nan", "--seconds nan"),
+        (f"robustness {exported} --seed -1", "--seed -1 is negative"),
+        (f"robustness {exported} --out nowhere", "nowhere is not a folder"),
+        (f"robustness {exported} --best", "--best chooses a run's checkpoint"),
+        ("robustness plain.onnx", "plain.onnx is no controller"),
+        (f"robustness {other}", "no controller can be written for CartpoleBalance"),
+        ("robustness nothing/here", "is not a run"),
+        ("robustnes x", "did you mean 'robustness'?"),
+    ]:
+        assert said in fails(line.split(), capsys), line
