@@ -307,6 +307,31 @@ def test_each_simulation_has_its_own_world(model):
     np.testing.assert_allclose(np.linalg.norm(down_in(worlds), axis=1), 1)
 
 
+def test_pushes_come_when_said(exported, model):
+    controller = load_controller(exported)
+    worlds = [World("calm"), World("pushed", push=1.0, push_every=0.1)]
+    starts = tile(draw_starts(controller.about, model, 1, 0), 2)
+    group = Episodes(controller, model, worlds, starts, seed=0, threads=1)
+    for _ in range(5):
+        group.step()
+    np.testing.assert_array_equal(group.data.qvel[0], group.data.qvel[1])
+    group.step()
+    pushed = group.data.qvel[1, :2] - group.data.qvel[0, :2]
+    assert 0.3 < np.linalg.norm(pushed) < 1.5
+
+
+def test_an_imu_on_a_slope_feels_it(exported, model):
+    about = load_controller(exported).about
+    data = mujoco.MjData(model)
+    mujoco.mj_resetDataKeyframe(model, data, model.key("home").id)
+    mujoco.mj_forward(model, data)
+    level, sloped = (down_in([World("x", slope=s)])[0] for s in (0.0, 30.0))
+    places = package_places(about, model)
+    np.testing.assert_allclose(read_sensors(places, data, level)["gravity"], [0, 0, -1], atol=1e-6)
+    expected = [-0.5, 0, -math.cos(math.pi / 6)]
+    np.testing.assert_allclose(read_sensors(places, data, sloped)["gravity"], expected, atol=1e-6)
+
+
 def test_worlds_are_judged_alike(exported, model):
     controller = load_controller(exported)
     worlds = (*choose_worlds("nominal,noise"), World("cliff", slope=60.0))
