@@ -211,11 +211,11 @@ def made_by(run: Path, source: str, note: str | None) -> dict[str, Any]:
 def envs_command(args: Envs, given: Mapping[str, Any]) -> int:
     """Run `jaxtd3 envs`."""
     from jaxtd3.envs import env_names
+    from jaxtd3.envs.registry import check_env
 
-    names = env_names()
-    if args.env is not None and args.env not in names:
-        raise UserError(nearest("env", args.env, names))
-    chosen = [args.env] if args.env else list(names)
+    if args.env is not None:
+        check_env(args.env)
+    chosen = [args.env] if args.env else list(env_names())
     detailed = args.details or args.env is not None
     rows = [env_row(name, args.profile, detailed) for name in chosen]
     if args.json:

@@ -25,7 +25,7 @@ SOURCES = {
     "replay": ("replay.py", "ReplayConfig"),
     "loop": ("train_step.py", "LoopConfig"),
 }
-HIDDEN = {"env": ("name", "weights")}  # --env and --reward stand for them
+HIDDEN = {"env": ("name", "weights", "source_sha256")}  # --env and --reward stand for them
 TITLES = {"env": "environment", "agent": "learner"}  # of the groups in --help, where they differ
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from jaxtd3.config import Config
-from jaxtd3.envs.registry import check_env, is_own
+from jaxtd3.envs.registry import check_env, is_own, maker, preset_of, reference_of, sha256_of
 from jaxtd3.errors import UserError, nearest
 
 Changes = Mapping[str, Any]
@@ -304,14 +304,26 @@ def suite_of(env: str) -> str:
     """locomotion, manipulation, dm_control or own."""
     if is_own(env):
         return "own"
-    from mujoco_playground import dm_control_suite, locomotion, manipulation
+    from jaxtd3.envs.playground import suites
 
-    suites = {
-        "locomotion": locomotion,
-        "manipulation": manipulation,
-        "dm_control": dm_control_suite,
-    }
-    return next((name for name, suite in suites.items() if env in suite.ALL_ENVS), "own")
+    known = maker(env)
+    return next((name for name, suite in suites().items() if known in suite.ALL_ENVS), "own")
+
+
+def rows_for(env: str, profile: str) -> dict[str, Any]:
+    """All rows that match an environment, then what its class suggests.
+
+    Of an environment by reference the name decides nothing: it gets the rows for all.
+    """
+    named = is_own(env) and reference_of(env) is not None and ":" in env
+    label = "" if named else f"{suite_of(env)}/{maker(env) if not is_own(env) else env}"
+    flat: dict[str, Any] = {}
+    for pattern, row in ENVIRONMENTS + PROFILES[profile]:
+        if pattern == "*" or fnmatchcase(label, pattern):
+            flat |= row
+    own = dict(preset_of(env))
+    sized = {name: own.pop(name, {}) for name in PROFILES}
+    return flat | own | dict(sized[profile])
 
 
 def preset(env: str, algo: str = "fasttd3", profile: str = "auto", **changes: Any) -> Config:
@@ -323,10 +335,8 @@ def preset(env: str, algo: str = "fasttd3", profile: str = "auto", **changes: An
         profile = detect_profile()
     if profile not in PROFILES:
         raise UserError(nearest("profile", profile, PROFILES))
-    flat: dict[str, Any] = {"env.name": env}
-    for pattern, row in ENVIRONMENTS + PROFILES[profile]:
-        if fnmatchcase(f"{suite_of(env)}/{env}", pattern):
-            flat |= row
+    flat: dict[str, Any] = {"env.name": env, "source_sha256": sha256_of(env)}
+    flat |= rows_for(env, profile)
     flat |= ALGORITHMS[algo]
     flat |= ALGORITHM_SIZES.get((algo, profile), {})
     flat |= changes

@@ -27,7 +27,7 @@ class EnvConfig:
     """The environment."""
 
     name: str = "G1JoystickFlatTerrain"
-    """Environment: any of Playground's, or one you registered."""
+    """Environment: any of Playground's, one you registered, or file.py:Class."""
     num_envs: int = 1024
     """Environments stepped together, over all devices."""
     episode_length: int | None = None
@@ -56,6 +56,8 @@ class EnvConfig:
     """Start the first episodes at random ages, so that time limits do not fall together."""
     weights: Mapping[str, float] = field(default_factory=dict)
     """Reward weights that differ from the environment's own."""
+    source_sha256: str = ""
+    """Digest of the file that file.py:Class was read from."""
 
     def __post_init__(self):
         if self.num_envs < 1:
