@@ -41,7 +41,7 @@ class Train:
     """
 
     env: Name = None
-    """Environment, as `jaxtd3 envs` lists them."""
+    """Environment: as `jaxtd3 envs` lists them, file.py:Class, or package.module:Class."""
     algo: Name = None
     """Algorithm: fasttd3, fasttd3-simbav2, fasttd3-simnorm, pql, pql-d, apex, gorila (fasttd3)."""
     profile: Name = None
@@ -98,7 +98,7 @@ class Sweep:
     """
 
     env: Name = None
-    """Environment, as `jaxtd3 envs` lists them."""
+    """Environment: as `jaxtd3 envs` lists them, file.py:Class, or package.module:Class."""
     grid: Annotated[Tokens, shown("NAME=V,V ...")] = ()
     """Values to combine, of reward terms (energy=0,-5e-5) and settings (agent.gamma=0.97,0.99)."""
     random: Annotated[Tokens, shown("N NAME=log:A:B ...")] = ()
@@ -222,6 +222,21 @@ class Export:
 
 
 @dataclass(frozen=True)
+class New:
+    """Write a small package that trains a robot of yours, from its MJCF.
+
+    The MJCF is checked first: what a task needs and does not find is told with the lines to add.
+    """
+
+    dir: Annotated[Path, tyro.conf.Positional, shown("DIR")]
+    """Folder to make."""
+    mjcf: Folder = None
+    """The robot's MJCF; files that it names must lie in its folder."""
+    task: Annotated[str, shown("NAME")] = "stand"
+    """What it shall learn: stand, velocity or reach (stand)."""
+
+
+@dataclass(frozen=True)
 class Envs:
     """List the environments, or tell all about one."""
 
@@ -245,7 +260,7 @@ class Bench:
     """
 
     env: Name = None
-    """Environment, as `jaxtd3 envs` lists them."""
+    """Environment: as `jaxtd3 envs` lists them, file.py:Class, or package.module:Class."""
     rounds: Annotated[int, shown("N")] = 5
     """Rounds, in each of which everything runs once (5)."""
     seconds: Annotated[float, shown("S")] = 0.5
@@ -327,6 +342,7 @@ COMMANDS = {
     "export": Command(Export, "jaxtd3.commands:export_command"),
     "bench": Command(Bench, "jaxtd3.bench:bench_command"),
     "envs": Command(Envs, "jaxtd3.commands:envs_command"),
+    "new": Command(New, "jaxtd3.new.command:new_command"),
     "doctor": Command(Doctor, "jaxtd3.doctor:doctor_command"),
 }
 

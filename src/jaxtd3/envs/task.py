@@ -211,6 +211,10 @@ class MujocoTask(TaskTables):
         info = {**state.state.info, "rng": raw_key(key)}
         return state._replace(state=state.state.replace(info=info))
 
+    def view(self, state: TaskState) -> View:
+        """What the task's functions see of a state, for metrics and tests."""
+        return View(self.robot, state.state.data, state.state.info, state.state.info["last_action"])
+
     # --- traced ---------------------------------------------------------------------------------
 
     def _reset(self, key: Array) -> Any:
