@@ -235,8 +235,11 @@ def env_row(name: str, profile: str, detailed: bool) -> dict[str, Any]:
     from jaxtd3.layout import describe_layout
     from jaxtd3.presets import preset
 
-    config = preset(name, profile=profile)
-    row: dict[str, Any] = {"env": name, "physics": physics_of(name)}
+    try:
+        config = preset(name, profile=profile)
+        row: dict[str, Any] = {"env": name, "physics": physics_of(name)}
+    except UserError as error:  # of an installed package that cannot be loaded
+        return {"env": name, "error": str(error)}
     if not detailed:
         row["reward"] = reward_kind(name)
     else:

@@ -237,8 +237,10 @@ class MujocoTask(TaskTables):
             found = {"qpos": qpos, "qvel": qvel, "ctrl": self.pose, "act": self.robot.start.act}
             found = {name: jnp.asarray(x, jnp.float32) for name, x in found.items()}
             data = physics.forward(self._changed(model), self._blank.replace(**found))
-            command, last = self._draw_command(key_command), jnp.zeros(self.mj_model.nu)
-            info = {"rng": raw_key(key), "command": command, "last_action": last}
+            last = jnp.zeros(self.mj_model.nu)
+            info = {"rng": raw_key(key), "last_action": last}
+            if self.command:
+                info["command"] = self._draw_command(key_command)
             info |= self.remember(View(self.robot, data, info, last))
             obs = self._observe(View(self.robot, data, info, last), key_noise)
         return Inner(data, info), model, obs
@@ -254,8 +256,9 @@ class MujocoTask(TaskTables):
             over = jnp.zeros((), bool)
             for name, function in self.terminations.items():
                 over |= scalar(f"termination {name}", function(s)).astype(bool)
-            info = {"rng": key, "command": self._next_command(inner.info["command"], key_command)}
-            info = {**inner.info, **info, **self.remember(s), "last_action": action}
+            info = {**inner.info, "rng": key, **self.remember(s), "last_action": action}
+            if self.command:  # a new one is seen before it is rewarded
+                info["command"] = self._next_command(info["command"], key_command)
             obs = self._observe(View(self.robot, data, info, action), key_noise)
         return Inner(data, info), obs, terms, over
 
@@ -286,7 +289,7 @@ class MujocoTask(TaskTables):
         return jnp.where(jax.random.bernoulli(key_zero, self.command_zero), 0.0, drawn)
 
     def _next_command(self, command: Array, key: Array) -> Array:
-        if not self.command or not self.command_every:
+        if not self.command_every:
             return command
         key_when, key_new = jax.random.split(key)
         due = jax.random.bernoulli(key_when, min(1.0, self.control_dt / self.command_every))

@@ -17,6 +17,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxtd3.envs.robot import Robot, find_id
+from jaxtd3.errors import UserError
 from jaxtd3.types import Array
 
 
@@ -112,6 +113,8 @@ class View:
     @property
     def command(self) -> Array:
         """What the policy is asked to do, in the order of the task's `command`: [C]."""
+        if "command" not in self.info:
+            raise UserError("the task has no command")
         return self.info["command"]
 
 
