@@ -347,6 +347,7 @@ def test_filming(trained, tmp_path):
     assert out.stat().st_size > 500
 
 
+@pytest.mark.slow
 def test_a_sweep_of_weights_is_one_program(robot, tmp_path):
     run = tmp_path / "sweep"
     grid = ["--grid", "action_rate=-0.01,-0.1,-1"]
@@ -357,6 +358,7 @@ def test_a_sweep_of_weights_is_one_program(robot, tmp_path):
     assert (run / "report.html").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_two_fake_devices(robot, tmp_path):
     """In a process of its own, because JAX counts its devices once."""
     import os
