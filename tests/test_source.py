@@ -98,26 +98,28 @@ def test_the_name_of_a_file_matches_no_row(tmp_path):
     assert odd.override({"env.name": "x"}) == plain.override({"env.name": "x"})
 
 
+def install(folder: Path, package: str, point: str) -> None:
+    """What pip leaves of a package with one entry point."""
+    info = folder / f"{package}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[jaxtd3.envs]\n{point}\n")
+
+
 def test_a_module_and_an_entry_point(tmp_path, monkeypatch):
     write(tmp_path, name="mine_installed.py")
+    install(tmp_path, "mine", "Walker = mine_installed:Walk")
     monkeypatch.syspath_prepend(tmp_path)
     assert make_env(EnvConfig("mine_installed:Walk", num_envs=2)).spec.name == "Walk"
-    folder = tmp_path / "mine-1.0.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
-    (folder / "entry_points.txt").write_text("[jaxtd3.envs]\nWalker = mine_installed:Walk\n")
     assert "Walker" in registry.env_names()
     assert make_env(EnvConfig("Walker", num_envs=2)).spec.name == "Walk"
     assert preset("Walker", profile="cpu").agent.gamma == 0.5
 
 
 def test_a_broken_entry_point_does_not_break_the_list(tmp_path, monkeypatch, capsys):
-    monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "broken_env.py").write_text("1 / 0\n")
-    folder = tmp_path / "broken-1.0.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
-    (folder / "entry_points.txt").write_text("[jaxtd3.envs]\nBroken = broken_env:Walk\n")
+    install(tmp_path, "broken", "Broken = broken_env:Walk")
+    monkeypatch.syspath_prepend(tmp_path)
     assert main(["envs"]) == 0
     assert "broken_env.py:1: ZeroDivisionError" in capsys.readouterr().out
     assert main(["train", "--env", "Broken"]) == 2
@@ -380,3 +382,14 @@ def test_envs_describes_it(robot, capsys):
     assert row["physics"] == "native"
     assert row["reward_terms"]["speed"] == 1.0
     assert row["layout"]["gyro"] == "0:3"
+
+
+def test_a_mistake_in_a_helper_beside_the_file_is_told_of_the_helper(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "helper_beside.py").write_text("def move(x):\n    return x.nonsense\n")
+    write(tmp_path, move="from helper_beside import move; x = move(x)")
+    said = refused(capsys, tmp_path, monkeypatch, "mine.py:Walk")
+    assert "mine.py:15: AttributeError" in said
+    (tmp_path / "mine.py").write_text("import helper_beside2\n")
+    (tmp_path / "helper_beside2.py").write_text("\n1 / 0\n")
+    assert "mine.py:1: ZeroDivisionError" in refused(capsys, tmp_path, monkeypatch, "mine.py:Walk")

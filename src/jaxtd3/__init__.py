@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jaxtd3.config import Config, RunConfig, load_config
     from jaxtd3.envs import EnvConfig, Pendulum, batch_env, env_names, make_env, register_env
+    from jaxtd3.envs.task import MujocoTask
     from jaxtd3.errors import UserError
     from jaxtd3.evaluate import make_evaluate
     from jaxtd3.exploration import Ladder, NoiseHyper, constant_noise, make_noise, mixed_noise
@@ -51,6 +52,7 @@ __all__ = [
     "LoopConfig",
     "Metric",
     "MetricStep",
+    "MujocoTask",
     "Noise",
     "NoiseHyper",
     "Pendulum",
@@ -84,6 +86,7 @@ __all__ = [
 _HOMES = {
     "config": "Config RunConfig load_config",
     "envs": "EnvConfig Pendulum batch_env env_names make_env register_env",
+    "envs.task": "MujocoTask",
     "errors": "UserError",
     "evaluate": "make_evaluate",
     "exploration": "Ladder NoiseHyper constant_noise make_noise mixed_noise",

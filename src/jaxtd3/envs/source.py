@@ -7,6 +7,7 @@ and the line number. Running the code is the user's wish: it is imported as `pyt
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib
 import importlib.metadata
@@ -48,6 +49,12 @@ def short_name(name: str) -> str:
 
 def entry_points() -> dict[str, str]:
     """Environments of installed packages: name -> reference."""
+    return _entry_points(tuple(sys.path))
+
+
+@functools.lru_cache(maxsize=4)
+def _entry_points(path: tuple[str, ...]) -> dict[str, str]:
+    # reading what all packages on the path declare takes a tenth of a second
     return {point.name: point.value for point in importlib.metadata.entry_points(group=GROUP)}
 
 
@@ -163,13 +170,15 @@ def first_line(error: BaseException) -> str:
 
 
 def place_of(error: BaseException, file: Path | None, about: Any = None) -> str:
-    """`file.py:12: ` of the innermost frame in the file, or of where `about` is defined."""
+    """`file.py:12: ` of the last frame in the file or beside it, or of where `about` is defined."""
     if file is None:
         return ""
-    same = lambda name: name == str(file) or Path(name) == file.resolve()  # noqa: E731
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if same(f.filename)]
-    if frames:
-        return f"{file.name}:{frames[-1].lineno}: "
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if Path(f.filename).resolve() == file.resolve()]
+    beside = [f for f in frames if Path(f.filename).resolve().parent == file.resolve().parent]
+    if own or beside:
+        last = (own or beside)[-1]
+        return f"{Path(last.filename).name}:{last.lineno}: "
     line = line_of(about, file)
     return f"{file.name}:{line}: " if line else f"{file.name}: "
 
