@@ -257,3 +257,17 @@ def test_helpers():
 def test_balance_is_a_registered_environment():
     env = make_env(replace(EnvConfig("Balance"), num_envs=2))
     assert env.spec.reward_terms == ("upright", "middle", "effort")
+
+
+@pytest.mark.slow
+def test_balance_learns(tmp_path):
+    import json
+
+    from jaxtd3.cli import main
+
+    run = tmp_path / "run"
+    assert main(["train", "--env", "Balance", "--run-dir", str(run), "--no-video", "--quiet"]) == 0
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["first_return"] < 5.0
+    assert summary["final_return"] > 13.0
+    assert summary["final_length"] > 450

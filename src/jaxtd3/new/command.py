@@ -31,7 +31,7 @@ def new_command(args: New, given: Mapping[str, Any]) -> int:
         raise UserError(nearest("task", args.task, TASKS))
     if args.mjcf is None:
         raise UserError("--mjcf is missing: name the robot's MJCF file")
-    if args.dir.exists() and (not args.dir.is_dir() or any(args.dir.iterdir())):
+    if args.dir.exists():
         raise UserError(f"{args.dir} is there already: choose another folder")
     if not args.dir.absolute().parent.is_dir():
         raise UserError(f"{args.dir.absolute().parent} is not a folder")
@@ -97,8 +97,6 @@ def write(folder: Path, mjcf: Mjcf, model: mujoco.MjModel, task: str) -> None:
         fill("README.md", part / "README.md", values)
         part.chmod(0o755)
         check(part, task)
-        if folder.exists():
-            folder.rmdir()  # empty, or it would have been refused
         part.rename(folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
