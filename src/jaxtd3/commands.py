@@ -232,14 +232,17 @@ def env_row(name: str, profile: str, detailed: bool) -> dict[str, Any]:
     """What is known of an environment: its preset, and with `detailed` what loading it tells."""
     from jaxtd3.envs import make_env
     from jaxtd3.envs.registry import physics_of, reward_kind
+    from jaxtd3.envs.source import entry_points
     from jaxtd3.layout import describe_layout
     from jaxtd3.presets import preset
 
     try:
         config = preset(name, profile=profile)
         row: dict[str, Any] = {"env": name, "physics": physics_of(name)}
-    except UserError as error:  # of an installed package that cannot be loaded
-        return {"env": name, "error": str(error)}
+    except UserError as error:
+        if name not in entry_points():
+            raise
+        return {"env": name, "error": str(error)}  # an installed package that cannot be loaded
     if not detailed:
         row["reward"] = reward_kind(name)
     else:

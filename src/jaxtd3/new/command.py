@@ -118,7 +118,7 @@ def template_values(folder: Path, mjcf: Mjcf, model: mujoco.MjModel, task: str) 
     robot = Robot(model)
     height = float(robot.start.qpos[robot.base_qpos + 2]) if robot.base is not None else 1.0
     gyro = sensor_of(model, mujoco.mjtSensor.mjSENS_GYRO)
-    speed = min(1.0, max(0.3, round(1.5 * height, 1)))
+    speed = min(1.0, max(0.3, round(2 * height, 1)))
     grounded = task == "reach" or floor(model).there
     values = {
         "title": re.sub(r"[^A-Za-z0-9_ -]", "", folder.name) or "robot",
@@ -131,6 +131,8 @@ def template_values(folder: Path, mjcf: Mjcf, model: mujoco.MjModel, task: str) 
         "low": f"{0.6 * height:.3g}",
         "speed": f"{speed:g}",
         "back": f"{speed / 2:g}",
+        "side": f"{speed / 4:g}",
+        "width": f"{0.4 * speed:.2g}",
         "scale": "0.5" if is_servo(model) else "None",
     }
     return values | (reach_values(model, robot) if task == "reach" else {})
