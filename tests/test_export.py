@@ -99,19 +99,12 @@ def test_metadata(tmp_path):
 
 
 def test_metadata_of_a_robot():
-    class Config(dict):
-        pass
-
     class Robot:
-        mj_model = None
-        _default_pose = jnp.array([0.5, -0.25])
-        _config = Config(action_scale=0.5)
-
-    class Wrapped:
         spec = SPEC
-        unwrapped = Robot()
+        default_pose = jnp.array([0.5, -0.25])
+        action_scale = 0.5
 
-    env = jaxtd3.BatchEnv(SPEC, Wrapped(), 1, None, None, None)
+    env = jaxtd3.BatchEnv(SPEC, Robot(), 1, None, None, None)
     known = export.describe(env)
     assert known["default_pose"] == [0.5, -0.25]
     assert known["action_scale"] == 0.5

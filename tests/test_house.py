@@ -25,7 +25,7 @@ ORDER = [
     ("loop",),
     ("output",),
     ("run",),
-    ("sweep", "bench", "play", "deploy"),
+    ("sweep", "bench", "play", "deploy", "new"),
     ("cli",),
     ("train", "__main__"),
 ]

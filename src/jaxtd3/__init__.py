@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     )
     from jaxtd3.envs import Pendulum, batch_env, env_names, make_env, preset, register_env
     from jaxtd3.envs.metrics import Metric, MetricStep, register_metric
+    from jaxtd3.envs.task import MujocoTask
     from jaxtd3.errors import UserError
     from jaxtd3.loop.chunk import make_chunk
     from jaxtd3.loop.population import make_population, take_member
@@ -56,6 +57,7 @@ __all__ = [
     "LoopConfig",
     "Metric",
     "MetricStep",
+    "MujocoTask",
     "Noise",
     "NoiseHyper",
     "Pendulum",
@@ -96,6 +98,7 @@ _HOMES = {
         "Agent Batch BatchEnv Env EnvSpec EnvState EnvStep Noise Replay TrainState Transition"
     ),
     "envs": "Pendulum batch_env env_names make_env preset register_env",
+    "envs.task": "MujocoTask",
     "envs.metrics": "Metric MetricStep register_metric",
     "errors": "UserError",
     "loop.population": "make_population take_member",

@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 from jaxtd3.config.sections import SECTIONS
 from jaxtd3.errors import UserError, nearest
 
-HIDDEN = {"env": ("name", "weights")}  # --env and --reward stand for them
+HIDDEN = {"env": ("name", "weights", "source_sha256")}  # --env and --reward stand for them
 TITLES = {"env": "environment", "agent": "learner"}  # of the groups in --help, where they differ
 
 T = TypeVar("T")

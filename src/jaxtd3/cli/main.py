@@ -42,7 +42,7 @@ class Train:
     """
 
     env: Name = None
-    """Environment, as `jaxtd3 envs` lists them."""
+    """Environment: as `jaxtd3 envs` lists them, file.py:Class, or package.module:Class."""
     algo: Name = None
     """Algorithm: fasttd3, fasttd3-simbav2, fasttd3-simnorm, pql, pql-d, apex, gorila (fasttd3)."""
     profile: Name = None
@@ -99,7 +99,7 @@ class Sweep:
     """
 
     env: Name = None
-    """Environment, as `jaxtd3 envs` lists them."""
+    """Environment: as `jaxtd3 envs` lists them, file.py:Class, or package.module:Class."""
     grid: Annotated[Tokens, shown("NAME=V,V ...")] = ()
     """Values to combine, of reward terms (energy=0,-5e-5) and settings (agent.gamma=0.97,0.99)."""
     random: Annotated[Tokens, shown("N NAME=log:A:B ...")] = ()
@@ -259,6 +259,21 @@ class Robustness:
 
 
 @dataclass(frozen=True)
+class New:
+    """Write a small package that trains a robot of yours, from its MJCF.
+
+    The MJCF is checked first: what a task needs and does not find is told with the lines to add.
+    """
+
+    dir: Annotated[Path, tyro.conf.Positional, shown("DIR")]
+    """Folder to make."""
+    mjcf: Folder = None
+    """The robot's MJCF; files that it names must lie in its folder."""
+    task: Annotated[str, shown("NAME")] = "stand"
+    """What it shall learn: stand, velocity or reach (stand)."""
+
+
+@dataclass(frozen=True)
 class Envs:
     """List the environments, or tell all about one."""
 
@@ -282,7 +297,7 @@ class Bench:
     """
 
     env: Name = None
-    """Environment, as `jaxtd3 envs` lists them."""
+    """Environment: as `jaxtd3 envs` lists them, file.py:Class, or package.module:Class."""
     rounds: Annotated[int, shown("N")] = 5
     """Rounds, in each of which everything runs once (5)."""
     seconds: Annotated[float, shown("S")] = 0.5
@@ -379,6 +394,7 @@ COMMANDS = {
     "robustness": Command(Robustness, "jaxtd3.cli.robustness:robustness_command"),
     "bench": Command(Bench, "jaxtd3.cli.bench:bench_command"),
     "envs": Command(Envs, "jaxtd3.cli.policy:envs_command"),
+    "new": Command(New, "jaxtd3.cli.new:new_command"),
     "doctor": Command(Doctor, "jaxtd3.cli.doctor:doctor_command"),
 }
 

@@ -125,5 +125,6 @@ def check_robot(run: Path, env: str) -> None:
 
 
 def robot(env: str) -> str:
-    """The same for environments that differ in their ground alone."""
+    """The same for environments that differ in their ground alone, and for a class that moved."""
+    env = env.rpartition(":")[2]
     return re.sub(r"(Flat|Rough)Terrain", "", env)

@@ -154,11 +154,11 @@ def made_by(run: Path, source: str, note: str | None) -> dict[str, Any]:
 def envs_command(args: Envs, given: Mapping[str, Any]) -> int:
     """Run `jaxtd3 envs`."""
     from jaxtd3.envs import env_names
+    from jaxtd3.envs.registry import check_env
 
-    names = env_names()
-    if args.env is not None and args.env not in names:
-        raise UserError(nearest("env", args.env, names))
-    chosen = [args.env] if args.env else list(names)
+    if args.env is not None:
+        check_env(args.env)
+    chosen = [args.env] if args.env else list(env_names())
     detailed = args.details or args.env is not None
     rows = [env_row(name, args.profile, detailed) for name in chosen]
     if args.json:
@@ -174,11 +174,17 @@ def envs_command(args: Envs, given: Mapping[str, Any]) -> int:
 def env_row(name: str, profile: str, detailed: bool) -> dict[str, Any]:
     """What is known of an environment: its preset, and with `detailed` what loading it tells."""
     from jaxtd3.envs import make_env
-    from jaxtd3.envs.playground.adapter.layout import describe_layout
+    from jaxtd3.envs.playground.layout import describe_layout
     from jaxtd3.envs.registry import physics_of, preset, reward_kind
+    from jaxtd3.envs.source import entry_points
 
-    config = preset(name, profile=profile)
-    row: dict[str, Any] = {"env": name, "physics": physics_of(name)}
+    try:
+        config = preset(name, profile=profile)
+        row: dict[str, Any] = {"env": name, "physics": physics_of(name)}
+    except UserError as error:
+        if name not in entry_points():
+            raise
+        return {"env": name, "error": str(error)}  # an installed package that cannot be loaded
     if not detailed:
         row["reward"] = reward_kind(name)
     else:

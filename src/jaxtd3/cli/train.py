@@ -116,6 +116,7 @@ def settings(args: Train, given: Mapping[str, Any]) -> tuple[Config, list[str]]:
     known = field_names()
     changes |= {k: v for k, v in given.items() if k in known}
     changes.pop("name", None)
+    changes.pop("source_sha256", None)  # of the file as it is now
     config = preset(env, algo, profile, **changes)
     weights = config.env.weights
     if args.reward_preset is not None:
@@ -156,7 +157,8 @@ def base_config(args: Train) -> tuple[Config | None, Config | None]:
     if args.resume_from is not None:
         meta = read_meta(args.resume_from)
         saved = config_from_dict(meta.get("config"), f"{args.resume_from}: config")
-    if saved is not None and saved.env.impl == "auto" and not is_own(saved.env.name):
+    auto = saved is not None and saved.env.impl == "auto" and ":" not in saved.env.name
+    if saved is not None and auto and not is_own(saved.env.name):
         # of a time when it meant MJX everywhere
         saved = saved.override({"impl": "warp" if choose_impl("auto") == "warp" else "jax"})
     base = load_config(args.config) if args.config is not None else saved
@@ -174,6 +176,9 @@ def compare_saved(saved: Config, config: Config) -> list[str]:
     refused = [text for name, text in changed.items() if name in fixed]
     if refused:
         raise UserError(f"a resumed run cannot change {'; '.join(refused)}")
+    if "source_sha256" in changed:
+        was, now = old["source_sha256"][:12] or "not known", new["source_sha256"][:12]
+        changed["source_sha256"] = f"the code of {config.env.name}: sha256 {was} -> {now}"
     notes = [f"changed since: {text}" for text in changed.values()]
     if "weights" in changed and not config.replay.store_terms:
         notes.append("the ring keeps rewards under the old weights: --store-terms relabels them")

@@ -293,17 +293,22 @@ def tuned_reward(env: str) -> Mapping[str, float]:
 
 
 def preset_of(
-    env: str, suite: str, algo: str = "fasttd3", profile: str = "cpu", **changes: Any
+    env: str, label: str, algo: str, profile: str, suggested: Changes, changes: Changes
 ) -> Config:
-    """The settings for an environment of a suite, with `changes` by field name (`num_envs=64`)."""
+    """The settings for an environment whose rows match `label`, such as `locomotion/Go1Getup`.
+
+    `suggested` by the environment's own class: settings, under `cpu` and `gpu` those for either.
+    """
     if algo not in ALGORITHMS:
         raise UserError(nearest("algo", algo, ALGORITHMS))
     if profile not in PROFILES:
         raise UserError(nearest("profile", profile, PROFILES))
     flat: dict[str, Any] = {"env.name": env}
     for pattern, row in ENVIRONMENTS + PROFILES[profile]:
-        if fnmatchcase(f"{suite}/{env}", pattern):
+        if pattern == "*" or fnmatchcase(label, pattern):
             flat |= row
+    flat |= {name: value for name, value in suggested.items() if name not in PROFILES}
+    flat |= suggested.get(profile, {})
     flat |= ALGORITHMS[algo]
     flat |= ALGORITHM_SIZES.get((algo, profile), {})
-    return Config(algo=algo, profile=profile).override(flat | changes)
+    return Config(algo=algo, profile=profile).override({**flat, **changes})

@@ -93,7 +93,7 @@ class EnvConfig:
 
     name: str = setting(
         "G1JoystickFlatTerrain",
-        "Environment: any of Playground's, or one you registered.",
+        "Environment: any of Playground's, one you registered, or file.py:Class.",
         kept=True,
     )
     num_envs: int = setting(1024, "Environments stepped together, over all devices.", kept=True)
@@ -144,6 +144,7 @@ class EnvConfig:
         default_factory=dict,
         metadata=about("Reward weights that differ from the environment's own.", traced=True),
     )
+    source_sha256: str = setting("", "Digest of the file that file.py:Class was read from.")
 
     def __post_init__(self):
         if self.num_envs < 1:

@@ -85,6 +85,19 @@ class Env(Protocol):
     """ONE environment as pure functions; `batch_env` makes the training environment of it.
 
     An optional method `rekey(state, key) -> state` gives a copied state random numbers of its own.
+
+    Filming, play and export ask for more, all of it optional (`MujocoTask` has it):
+
+        mj_model              the MuJoCo model; then a state `x` has `x.state.data`, an `mjx.Data`
+                              with qpos and qvel, and `x.state.info`, a dict, where `command [C]`
+                              is what the policy is asked to do, if anything
+        command_ranges        least and largest value of each part of the command
+        layout                `Part(name, start, stop)` of every part of the observation
+        default_pose          the controls that an action of 0 stands for [U]
+        action_scale, bounds  what an action of 1 adds to them
+        draw(state)           a picture [H, W, 3], where there is no MuJoCo model
+        metrics, preset       its own metrics, and settings that suit it
+        from_config(cfg, n)   of the class: makes it under an `EnvConfig`, for n devices
     """
 
     @property

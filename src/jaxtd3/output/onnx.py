@@ -110,14 +110,12 @@ def describe(env_or_spec: BatchEnv | EnvSpec) -> dict[str, Any]:
     }
     if isinstance(env_or_spec, EnvSpec):
         return known
-    robot = getattr(env_or_spec.env, "unwrapped", None)
-    model = getattr(robot, "mj_model", None)
-    if model is not None:
-        known |= _joints(model)
-    pose = getattr(robot, "_default_pose", None)
+    env: Any = env_or_spec.env
+    if getattr(env, "mj_model", None) is not None:
+        known |= _joints(env.mj_model)
+    pose, scale = getattr(env, "default_pose", None), getattr(env, "action_scale", None)
     if pose is not None:
         known["default_pose"] = np.asarray(pose, float).tolist()
-    scale = getattr(robot, "_config", {}).get("action_scale")
     if scale is not None:
         known["action_scale"] = np.asarray(scale, float).tolist()
     return known

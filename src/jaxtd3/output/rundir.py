@@ -76,7 +76,8 @@ SUMMARY: dict[str, Any] = {
 
 
 def default_run_dir(env: str, algo: str, seed: int) -> Path:
-    """runs/<env>-<algo>-<seed>-<time>."""
+    """runs/<env>-<algo>-<seed>-<time>; of file.py:Class, the class."""
+    env = env.rpartition(":")[2]
     return Path("runs") / f"{env}-{algo}-{seed}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 

@@ -98,7 +98,7 @@ def require_gl() -> str:
 
 def model_of(env: BatchEnv) -> mujoco.MjModel | None:
     """The MuJoCo model of an environment that has one."""
-    return getattr(getattr(env.env, "unwrapped", None), "mj_model", None)
+    return getattr(env.env, "mj_model", None)
 
 
 def rollout(

@@ -335,6 +335,8 @@ def command_ranges(env: BatchEnv, inner: Any) -> list[tuple[float, float]]:
     if "command" not in info:
         return []
     size = info["command"].shape[-1]
+    if hasattr(env.env, "command_ranges"):
+        return list(env.env.command_ranges)
     return configured_ranges(getattr(env.env, "unwrapped", None), size)
 
 

@@ -49,9 +49,33 @@ class RewardForm:
 
 
 def playground_names() -> tuple[str, ...]:
-    from mujoco_playground import registry
+    return tuple(name for suite in suites().values() for name in suite.ALL_ENVS)
 
-    return tuple(registry.ALL_ENVS)
+
+def suites() -> dict[str, Any]:
+    """Playground's suites; each knows at any time what is registered with it."""
+    from mujoco_playground import dm_control_suite, locomotion, manipulation
+
+    return {
+        "dm_control": dm_control_suite,
+        "locomotion": locomotion,
+        "manipulation": manipulation,
+    }
+
+
+class Registered(NamedTuple):
+    name: str | None  # as Playground knows it
+    known: tuple[str, ...]  # all that the module registered
+
+
+def registered_as(name: str, cls: Any, module: Any) -> Registered:
+    """An environment that a module registered with Playground, by its name or its class."""
+    found = {key: made for suite in suites().values() for key, made in suite._envs.items()}
+    plain = {key: getattr(made, "func", made) for key, made in found.items()}  # of a partial
+    if cls is not None:
+        name = next((key for key, made in plain.items() if made is cls), "")
+    own = tuple(key for key, made in plain.items() if made.__module__ == module.__name__)
+    return Registered(name if name in found else None, own)
 
 
 @contextlib.contextmanager
@@ -68,8 +92,8 @@ def load_playground(cfg: EnvConfig, devices: int = 1) -> PlaygroundEnv:
     """Load one environment of Playground's registry, for `devices` that step side by side here."""
     from mujoco_playground import registry
 
-    if cfg.name not in registry.ALL_ENVS:
-        raise UserError(nearest("env", cfg.name, registry.ALL_ENVS))
+    if cfg.name not in playground_names():
+        raise UserError(nearest("env", cfg.name, playground_names()))
     config, impl = registry.get_default_config(cfg.name), choose_impl(cfg.impl)
     if impl == "native" and jax.default_backend() != "cpu":
         raise UserError("native physics runs on a CPU: use --impl warp or --impl jax")
@@ -141,6 +165,18 @@ class PlaygroundEnv:
         self._recorded_reset, self._recorded_step = record(self._reset), record(self._step)
         self._form, self._prefixed, self._type = self._inspect()
         self.spec = self._make_spec()
+
+    @property
+    def mj_model(self) -> Any:
+        return self.unwrapped.mj_model
+
+    @property
+    def default_pose(self) -> Any:
+        return getattr(self.unwrapped, "_default_pose", None)
+
+    @property
+    def action_scale(self) -> Any:
+        return self.unwrapped._config.get("action_scale")
 
     # --- Env ------------------------------------------------------------------------------------
 

@@ -63,8 +63,11 @@ UNMEASURED = ("linvel",)
 def observation_layout(env: Any, privileged: bool = False) -> tuple[Part, ...] | None:
     """Parts of what the actor of an environment sees; `privileged`: of the whole vector.
 
-    None where the order is not known.
+    None where the order is not known. An environment of one's own tells it by `layout`.
     """
+    own = getattr(env, "layout", None)
+    if own is not None:
+        return tuple(part for part in own if privileged or part.stop <= env.spec.obs_size)
     table = next((t for pattern, t in TABLES.items() if fnmatchcase(env.spec.name, pattern)), None)
     model = getattr(getattr(env, "unwrapped", None), "mj_model", None)
     if table is None or model is None:

@@ -69,8 +69,10 @@ def package_of(env_name: str) -> str:
         maker = suite._envs.get(env_name)
         if maker is not None:
             cls = getattr(maker, "func", maker)
-            parts = cls.__module__.split("._src.")[1].split(".")
-            return "/".join(parts[:2])
+            # one of a user's own: the robot of the class that it is made from
+            homes = [c.__module__ for c in getattr(cls, "__mro__", ())] or [cls.__module__]
+            inside = [home.split("._src.")[1].split(".") for home in homes if "._src." in home]
+            return "/".join(inside[0][:2]) if inside else ""
     return ""
 
 

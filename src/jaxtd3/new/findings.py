@@ -1,0 +1,150 @@
+"""What a task needs of a model: what is there, what is missing, and the lines that would add it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import mujoco
+import numpy as np
+
+from jaxtd3.envs.robot import Robot, find_pose
+
+FLOATING = ("stand", "velocity")
+"""Tasks of robots that stand on the ground."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked for."""
+
+    what: str
+    there: str = ""
+    """What was found; empty: it is missing."""
+    needed: bool = False
+    """Without it there is no package."""
+    advice: str = ""
+    """What happens without it."""
+    lines: str = ""
+    """What to add to the MJCF."""
+
+
+def look(model: mujoco.MjModel, task: str) -> list[Finding]:
+    """All findings about a model for a task."""
+    found = [actuators(model)]
+    if task in FLOATING:
+        found += [free_joint(model), floor(model), imu(model)]
+    elif np.any(model.jnt_type == mujoco.mjtJoint.mjJNT_FREE):
+        found.append(Finding("a fixed base", needed=True, advice="reach wants no free joint"))
+    return [*found, keyframe(model), control_ranges(model), speed(model)]
+
+
+def name_of(model: mujoco.MjModel, kind: mujoco.mjtObj, index: int) -> str:
+    return mujoco.mj_id2name(model, kind, index) or ""
+
+
+def single_joints(model: mujoco.MjModel) -> list[str]:
+    """Names of the hinges and slides; `?` for one without a name."""
+    kinds = (int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE))
+    joints = [i for i in range(model.njnt) if model.jnt_type[i] in kinds]
+    return [name_of(model, mujoco.mjtObj.mjOBJ_JOINT, i) or "?" for i in joints]
+
+
+def actuators(model: mujoco.MjModel) -> Finding:
+    joints = single_joints(model)
+    rows = [f'  <position name="{j}" joint="{j}" kp="40" dampratio="1"/>' for j in joints[:40]]
+    return Finding(
+        "actuators",
+        f"{model.nu} of {len(joints)} joints" if model.nu else "",
+        needed=True,
+        lines="\n".join(["<actuator>", *rows, "</actuator>"]),
+    )
+
+
+def root_body(model: mujoco.MjModel) -> str:
+    """The body that a free joint belongs in: the first child of the world."""
+    return name_of(model, mujoco.mjtObj.mjOBJ_BODY, 1) if model.nbody > 1 else ""
+
+
+def free_joint(model: mujoco.MjModel) -> Finding:
+    free = np.flatnonzero(model.jnt_type == mujoco.mjtJoint.mjJNT_FREE)
+    name = name_of(model, mujoco.mjtObj.mjOBJ_JOINT, int(free[0])) if free.size else ""
+    return Finding(
+        "a free joint",
+        (name or "without a name") if free.size else "",
+        needed=True,
+        lines=f'<body name="{root_body(model)}" ...>\n  <freejoint name="base"/>',
+    )
+
+
+def floor(model: mujoco.MjModel) -> Finding:
+    kinds = (int(mujoco.mjtGeom.mjGEOM_PLANE), int(mujoco.mjtGeom.mjGEOM_HFIELD))
+    found = [
+        i for i in range(model.ngeom) if model.geom_bodyid[i] == 0 and model.geom_type[i] in kinds
+    ]
+    name = name_of(model, mujoco.mjtObj.mjOBJ_GEOM, found[0]) if found else ""
+    return Finding(
+        "a floor",
+        (name or "without a name") if found else "",
+        advice="scene.xml adds one",
+        lines='<geom name="floor" type="plane" size="0 0 0.05"/>',
+    )
+
+
+def sensor_of(model: mujoco.MjModel, kind: mujoco.mjtSensor) -> str:
+    """The first named sensor of a kind, or nothing."""
+    found = np.flatnonzero(model.sensor_type == kind)
+    names = [name_of(model, mujoco.mjtObj.mjOBJ_SENSOR, int(i)) for i in found]
+    return next((name for name in names if name), "")
+
+
+def imu(model: mujoco.MjModel) -> Finding:
+    return Finding(
+        "an IMU",
+        sensor_of(model, mujoco.mjtSensor.mjSENS_GYRO),
+        advice="the base's true turning rate is observed instead",
+        lines=f'<body name="{root_body(model)}" ...>\n  <site name="imu"/>\n'
+        '<sensor>\n  <gyro name="gyro" site="imu"/>\n</sensor>',
+    )
+
+
+def keyframe(model: mujoco.MjModel) -> Finding:
+    name = name_of(model, mujoco.mjtObj.mjOBJ_KEY, 0) if model.nkey else ""
+    numbers = lambda x: " ".join(f"{v:.4g}" for v in x)  # noqa: E731
+    pose = find_pose(Robot(model)) if model.nu else np.zeros(0)
+    return Finding(
+        "a keyframe",
+        (name or "without a name") if model.nkey else "",
+        advice="episodes start from the zero pose",
+        lines=f'<keyframe>\n  <key name="home" qpos="{numbers(model.qpos0)}" '
+        f'ctrl="{numbers(pose)}"/>\n</keyframe>',
+    )
+
+
+def is_servo(model: mujoco.MjModel) -> bool:
+    """True where all actuators hold positions."""
+    return bool(np.all(model.actuator_biastype == mujoco.mjtBias.mjBIAS_AFFINE))
+
+
+def control_ranges(model: mujoco.MjModel) -> Finding:
+    """Motors need ranges, so that actions of -1 and 1 mean something."""
+    free = np.flatnonzero(~model.actuator_ctrllimited.astype(bool))
+    if is_servo(model) or not free.size:
+        return Finding("control ranges", "servos" if is_servo(model) else f"{model.nu}")
+    name = name_of(model, mujoco.mjtObj.mjOBJ_ACTUATOR, int(free[0]))
+    line = f'<motor name="{name}" ... ctrlrange="-1 1" gear="..."/>'
+    return Finding("control ranges", needed=True, lines=line)
+
+
+def speed(model: mujoco.MjModel, seconds: float = 0.2) -> Finding:
+    """How fast one core steps it, so that nobody waits for a model that is too large."""
+    data = mujoco.MjData(model)
+    if model.nkey:
+        mujoco.mj_resetDataKeyframe(model, data, 0)
+    begin, steps = time.perf_counter(), 0
+    while time.perf_counter() - begin < seconds:
+        mujoco.mj_step(model, data)
+        steps += 1
+    rate = steps / (time.perf_counter() - begin)
+    large = ": large, expect long training" if model.nv > 60 else ""
+    return Finding("speed", f"{model.njnt} joints, {rate:,.0f} physics steps/s on a core{large}")
