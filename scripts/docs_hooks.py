@@ -75,8 +75,8 @@ def settings_page() -> str:
         "it.",
         "- **kept**: a resumed run cannot change it, because it shapes the state or decides what "
         "the state means.",
-        "- A default of – means that the value is found when the program is built; the text says "
-        "how.",
+        "- A default of – means none, or that the value is found when the program is built; the "
+        "text says which.",
         "",
     ]
     for section, cls in sections.SECTIONS.items():
