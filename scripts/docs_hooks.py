@@ -99,8 +99,8 @@ def presets_part() -> list[str]:
     lines = [
         "## Presets",
         "",
-        "A preset is the defaults above, changed by the rows whose pattern matches `suite/env`. The "
-        "suites are `locomotion`, `manipulation`, `dm_control` and `own`. Later rows win: "
+        "A preset is the defaults above, changed by the rows whose pattern matches `suite/env`. "
+        "The suites are `locomotion`, `manipulation`, `dm_control` and `own`. Later rows win: "
         "environments first, then the hardware profile, then the algorithm, then your flags.",
         "",
         "### By environment",
