@@ -53,7 +53,7 @@ def table(head: list[str], rows: list[list[str]]) -> list[str]:
 def flag(section: str, name: str) -> str:
     """What the command line calls a field."""
     given = {("env", "name"): "env", ("env", "weights"): "reward"}.get((section, name), name)
-    return "`--" + given.replace("_", "-") + "`"
+    return '<code class="flag">--' + given.replace("_", "-") + "</code>"
 
 
 def default(f: dataclasses.Field) -> Any:

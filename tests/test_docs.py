@@ -12,6 +12,7 @@ import shlex
 import subprocess
 import sys
 import types
+import zipfile
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
@@ -251,7 +252,8 @@ def test_a_wrong_flag_is_seen():
 @pytest.mark.parametrize("path", PAGES, ids=ids)
 def test_links_lead_somewhere(path):
     prose = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
-    for link in re.findall(r"\]\(([^)\s]+)\)", prose):
+    links = re.findall(r"\]\(([^)\s]+)\)", prose) + re.findall(r'<img src="([^"]+)"', prose)
+    for link in links:
         target = link.partition("#")[0]
         if re.match(r"\w+:", link) or not target:
             continue
@@ -301,6 +303,18 @@ def test_the_notebook_is_up_to_date():
     assert module.TARGET.read_text() == module.notebook(module.SOURCE.read_text()), (
         "run scripts/notebook"
     )
+
+
+def test_the_wheel_has_what_is_not_python(tmp_path):
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    names = zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist()
+    package = ROOT / "src" / "jaxtd3"
+    files = [p for p in package.rglob("*") if p.is_file() and p.suffix not in (".py", ".pyc")]
+    assert package / "py.typed" in files
+    assert package / "output" / "report.css" in files
+    for path in files:
+        assert str(path.relative_to(package.parent)) in names
 
 
 def test_the_lock_of_the_docs_names_no_index():
