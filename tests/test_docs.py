@@ -156,6 +156,7 @@ def test_parts_of_ones_own_train_together(tables):
     assert len(jax.tree.leaves(state.agent.actor)) == 2, "a linear actor: one kernel, one bias"
     state, metrics = program.advance(state)
     assert int(state.iteration) == 30
+    assert int(state.agent.updates) > 0
     assert float(metrics["train/critic_loss"]) < 2 * 2.0, "a Brier score of two critics"
     assert program.env.spec.reward_terms == ("position", "effort")
 
