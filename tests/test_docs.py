@@ -236,6 +236,26 @@ def test_commands_are_understood(path):
             pytest.fail(f"{line}: {error}")
 
 
+def every_flag() -> set[str]:
+    """The flags of all commands, with their negations, and what the scripts say of themselves."""
+    kinds: dict = {}
+    for command in COMMANDS.values():
+        kinds |= flags.flag_kinds(flags.with_sections(command.args))
+    names = {"--" + name.replace("_", "-") for name in kinds}
+    said = " ".join(p.read_text() for p in (ROOT / "scripts").iterdir() if p.is_file())
+    scripts = set(re.findall(r"--[a-z][\w-]+", said))
+    return names | {name.replace("--", "--no-", 1) for name in names} | scripts | {"--help"}
+
+
+def test_flags_in_the_text_exist():
+    known = every_flag()
+    for path in PAGES:
+        prose = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+        for code in re.findall(r"`([^`]+)`", prose):
+            for name in re.findall(r"(?:^|\s)(--[a-z][\w-]*)", code):
+                assert name in known, f"{path.name}: {name}"
+
+
 def test_a_wrong_flag_is_seen():
     with pytest.raises(jaxtd3.UserError, match="--numenvs"):
         check_command("jaxtd3 train --env Pendulum --numenvs 8")
