@@ -1,4 +1,4 @@
-"""`scripts/bench`: the figures of the README, each by the command that anybody can run.
+"""`scripts/bench`: the figures of docs/speed.md, each by the command that anybody can run.
 
 Every part is a process of its own; what it found goes into OUT/latest.json beside what earlier
 calls with other parts found, and OUT/latest.md is the same as tables.

@@ -1,4 +1,4 @@
-"""bench/latest.json as the tables of the README."""
+"""bench/latest.json as the tables of docs/speed.md."""
 
 from __future__ import annotations
 

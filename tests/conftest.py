@@ -42,7 +42,7 @@ FIRST = [
     "bench",
     "program",
     "learning",
-    "readme",
+    "docs",
 ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 
 import jaxtd3
-from conftest import ROOT
 from jaxtd3.agent import critics
 from jaxtd3.agent.critics import CRITICS
 from jaxtd3.config.presets import ALGORITHMS
@@ -317,18 +315,3 @@ def test_two_of_them_balance_the_cartpole(algo):
 def test_the_rest_balance_the_cartpole(algo):
     _, now, spent = learn("CartpoleBalance", 180, reached, algo=algo)
     assert now["return"] >= 900, f"after {spent:.0f} s"
-
-
-# --- docs ---------------------------------------------------------------------------------------
-
-
-def test_the_docs_extend_as_they_say():
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "extending.md").read_text(), re.S)
-    assert len(blocks) == 2
-    scope = {}
-    for block in blocks:
-        exec(compile(block, "extending.md", "exec"), scope)
-    assert scope["state"].noise.rung.tolist() == [0.0] * 4 + [1.0] * 4
-    assert int(scope["state"].agent.updates) > 0
-    assert np.isfinite(scope["metrics"]["train/critic_loss"])
-    del jaxtd3.agent.exploration.LADDERS["halves"], CRITICS["brier"]

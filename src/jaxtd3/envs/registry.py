@@ -14,7 +14,7 @@ import jax
 from jax.sharding import Mesh
 
 from jaxtd3.config.config import Config
-from jaxtd3.config.config.presets import preset_of
+from jaxtd3.config.presets import preset_of
 from jaxtd3.config.sections import EnvConfig
 from jaxtd3.core.processes import processes_here
 from jaxtd3.core.types import BatchEnv, Env
