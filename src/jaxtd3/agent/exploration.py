@@ -35,7 +35,7 @@ class NoiseHyper(NamedTuple):
 
 def noise_hyper(cfg: LoopConfig) -> NoiseHyper:
     """The traced settings of a config; without a length there is no decay."""
-    values = NoiseHyper(
+    return NoiseHyper(
         sigma_min=cfg.sigma_min,
         sigma_max=cfg.sigma_max,
         alpha=cfg.noise_alpha,
@@ -44,7 +44,6 @@ def noise_hyper(cfg: LoopConfig) -> NoiseHyper:
         correlation=cfg.noise_correlation,
         white=cfg.sigma_white,
     )
-    return NoiseHyper(*(jnp.float32(value) for value in values))
 
 
 class NoiseState(NamedTuple):

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
+
 from jaxtd3.agent.exploration import NoiseHyper, noise_hyper, with_hyper
 from jaxtd3.agent.td3 import Hyper, agent_hyper
 from jaxtd3.config.config import Config
@@ -30,7 +32,7 @@ def traced_values(config: Config, spec: EnvSpec) -> Traced:
     return Traced(
         agent=agent_hyper(config.agent),
         weights=reward_weights(spec, config.env.weights),
-        noise=noise_hyper(config.loop),
+        noise=NoiseHyper(*(jnp.float32(value) for value in noise_hyper(config.loop))),
         priority=priority_hyper(config.replay),
     )
 
