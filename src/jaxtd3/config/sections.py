@@ -136,6 +136,12 @@ class EnvConfig:
         "default pose, the same for all joints) or limits (the limits of each joint).",
         kept=True,
     )
+    actor_hides: str = setting(
+        "",
+        "Parts of the observation that the actor shall not see, by name, as linvel,gravity; the "
+        "critic still does. `jaxtd3 envs --env NAME` lists them.",
+        kept=True,
+    )
     stagger: bool = setting(
         False,
         "Start the first episodes at random ages, so that time limits do not fall together.",

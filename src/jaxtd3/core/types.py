@@ -47,6 +47,9 @@ class EnvSpec:
     critic_sees_obs: bool = True
     """True: the critic reads all of the vector (privileged state begins with the actor's
     observation, or there is none); False: only the privileged tail."""
+    order: tuple[int, ...] = ()
+    """Where each number of the vector stands in the environment's own; empty: there and here alike
+    (`envs/hidden.py` moves some)."""
 
     @property
     def width(self) -> int:

@@ -173,12 +173,12 @@ def make_env(cfg: EnvConfig, mesh: Mesh | None = None) -> BatchEnv:
     if isinstance(make, str):
         from jaxtd3.envs.playground.adapter import load_playground
 
-        return batch_env(load_playground(replace(cfg, name=make), devices), cfg, mesh)
+        return batch_env(hide(load_playground(replace(cfg, name=make), devices), cfg), cfg, mesh)
     if cfg.sim_dt is not None and not has_physics(cfg.name):
         raise UserError(f"{cfg.name} has no physics step to set: leave sim_dt away")
     reference = reference_of(cfg.name)
     if reference is None:
-        return batch_env(make_own(make, cfg, devices), cfg, mesh)
+        return batch_env(hide(make_own(make, cfg, devices), cfg), cfg, mesh)
     found = source.find(reference)
     with source.blaming(found.file, make):
         env = make_own(make, cfg, devices)
@@ -186,9 +186,18 @@ def make_env(cfg: EnvConfig, mesh: Mesh | None = None) -> BatchEnv:
         from jaxtd3.envs.checks import check_made
 
         check_made(env, found)
-    return batch_env(env, cfg, mesh)
+    return batch_env(hide(env, cfg), cfg, mesh)
 
 
 def make_own(make: Any, cfg: EnvConfig, devices: int) -> Env:
     """An environment of a class or function, given the settings where it asks for them."""
     return make.from_config(cfg, devices) if hasattr(make, "from_config") else make()
+
+
+def hide(env: Env, cfg: EnvConfig) -> Env:
+    """The environment without what the actor shall not see."""
+    if not cfg.actor_hides:
+        return env
+    from jaxtd3.envs.hidden import HiddenEnv, hidden_names
+
+    return HiddenEnv(env, hidden_names(cfg.actor_hides))

@@ -81,7 +81,7 @@ def make_replay(spec: EnvSpec, cfg: ReplayConfig, axis_name: str | None = None) 
         from jaxtd3.replay.prioritized import prioritized_replay  # it builds upon this module
 
         replay = prioritized_replay(spec, cfg, axis_name)
-    return symmetric(replay, cfg.symmetry, spec.name)
+    return symmetric(replay, cfg.symmetry, spec.name, spec.order)
 
 
 def init(spec: EnvSpec, cfg: ReplayConfig, num_envs: int) -> ReplayState:

@@ -5,14 +5,14 @@ A robot's mirror is found and checked in `envs/playground/mirror.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxtd3.core.types import Array, Batch, Replay
-from jaxtd3.envs.playground.mirror import Mirror, find_mirror, reflect
+from jaxtd3.envs.playground.mirror import Mirror, find_mirror, reflect, reordered
 
 
 def mirror_batch(mirror: Mirror, batch: Batch) -> Batch:
@@ -48,11 +48,11 @@ SYMMETRIES: dict[str, Callable[[Mirror, Batch, Array], Batch]] = {
 }
 
 
-def symmetric(replay: Replay, how: str, name: str) -> Replay:
+def symmetric(replay: Replay, how: str, name: str, order: Sequence[int] = ()) -> Replay:
     """A replay whose batches know left from right no more: `how` is off, or one of SYMMETRIES."""
     if how == "off":
         return replay
-    mirror, change = find_mirror(name), SYMMETRIES[how]
+    mirror, change = reordered(find_mirror(name), order), SYMMETRIES[how]
 
     def sample(state: Any, key: Array, gamma: Array) -> Batch:
         key_sample, key_coin = jax.random.split(key)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -180,7 +180,20 @@ def read_mirror(env: PlaygroundEnv) -> Mirror:
 
 def mirror_of(env: Any) -> Mirror | None:
     """The unchecked mirror image of an environment, to measure with; None where none is known."""
-    return read_mirror(env) if env.spec.name in ROBOTS else None
+    if env.spec.name not in ROBOTS:
+        return None
+    return reordered(read_mirror(getattr(env, "whole", env)), env.spec.order)
+
+
+def reordered(mirror: Mirror, order: Sequence[int]) -> Mirror:
+    """The mirror image of an observation whose numbers stand in another order (`EnvSpec.order`)."""
+    if not len(order):
+        return mirror
+    places = np.asarray(order)
+    back = np.argsort(places)
+    obs = Reflection(back[mirror.obs.perm[places]], mirror.obs.sign[places])
+    labels = tuple(mirror.labels[i] for i in places)
+    return mirror._replace(obs=obs, labels=labels)
 
 
 # --- checked against physics --------------------------------------------------------------------
