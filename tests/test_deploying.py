@@ -14,7 +14,7 @@ import pytest
 
 import jaxtd3
 from jaxtd3.agent.td3 import fast_td3
-from jaxtd3.cli.main import main as cli
+from jaxtd3.cli import main as cli
 from jaxtd3.deploy import package
 from jaxtd3.deploy.robot import load_robot, read_sensors
 from jaxtd3.deploy.robustness import Episodes, draw_starts, judge_worlds, tracking_error

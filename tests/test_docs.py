@@ -242,7 +242,9 @@ def every_flag() -> set[str]:
     for command in COMMANDS.values():
         kinds |= flags.flag_kinds(flags.with_sections(command.args))
     names = {"--" + name.replace("_", "-") for name in kinds}
-    said = " ".join(p.read_text() for p in (ROOT / "scripts").iterdir() if p.is_file())
+    files = [p for p in (ROOT / "scripts").iterdir() if p.is_file()]
+    files += (ROOT / "deploy").glob("*.py")
+    said = " ".join(p.read_text() for p in files)
     scripts = set(re.findall(r"--[a-z][\w-]+", said))
     return names | {name.replace("--", "--no-", 1) for name in names} | scripts | {"--help"}
 
