@@ -10,14 +10,13 @@ an `[E, ..]` array of the noise state, so it may be split over devices after `in
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxtd3.config.sections import LoopConfig
+from jaxtd3.config.sections import FOREVER, LoopConfig
 from jaxtd3.core.types import Array, Noise
 
 
@@ -40,7 +39,7 @@ def noise_hyper(cfg: LoopConfig) -> NoiseHyper:
         sigma_max=cfg.sigma_max,
         alpha=cfg.noise_alpha,
         decay=cfg.noise_decay,
-        steps=math.inf if cfg.noise_steps is None else cfg.noise_steps,
+        steps=FOREVER if cfg.noise_steps is None else cfg.noise_steps,
         correlation=cfg.noise_correlation,
         white=cfg.sigma_white,
     )

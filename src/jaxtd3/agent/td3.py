@@ -8,7 +8,6 @@ agent's state (`Hyper`); those that change shapes are static (`AgentConfig`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -22,7 +21,7 @@ from jaxtd3.agent import distributional as dist
 from jaxtd3.agent import normalize as norm
 from jaxtd3.agent.critics import CRITICS, CriticKind
 from jaxtd3.agent.optim import adamw, all_finite, as_vector, cosine, polyak, select, step_params
-from jaxtd3.config.sections import AgentConfig
+from jaxtd3.config.sections import FOREVER, AgentConfig
 from jaxtd3.core.sharding import mean_over
 from jaxtd3.core.types import Agent, Array, Batch, EnvSpec, Metrics, Transition
 from jaxtd3.nets.mlp import NETWORKS, Networks
@@ -49,7 +48,7 @@ def agent_hyper(cfg: AgentConfig) -> Hyper:
     """The traced settings of a config; without a length learning rates stay as they begin."""
     values = {name: getattr(cfg, name) for name in Hyper._fields}
     if cfg.schedule_updates is None:
-        values["schedule_updates"] = math.inf
+        values["schedule_updates"] = FOREVER
     return Hyper(**{name: jnp.float32(value) for name, value in values.items()})
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jaxtd3.new.findings import Finding
     from jaxtd3.new.mjcf import Mjcf
 
-TEMPLATES = Path(__file__).parent / "templates"
+TEMPLATES = Path(__file__).parents[1] / "new" / "templates"
 TASKS = ("stand", "velocity", "reach")
 MODEL = "model"  # folder of the MJCF and its assets
 

@@ -18,6 +18,9 @@ from typing import Any, Literal
 
 from jaxtd3.errors import nearest
 
+FOREVER = 1e30
+"""Steps or updates of a schedule without a length: it stays where it begins."""
+
 
 def about(help: str, traced: bool = False, kept: bool = False) -> dict[str, Any]:
     """What is known of a field beside its type and default."""

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxtd3.config.sections import ReplayConfig
+from jaxtd3.config.sections import FOREVER, ReplayConfig
 from jaxtd3.core.types import Array, Batch, EnvSpec, Replay, Transition
 from jaxtd3.replay import ring as uniform
 from jaxtd3.replay.ring import INVALID, ReplayState
@@ -85,7 +85,7 @@ def init(spec: EnvSpec, cfg: ReplayConfig, num_envs: int) -> PrioritizedState:
 
 def priority_hyper(cfg: ReplayConfig) -> PriorityHyper:
     """The traced settings of a config; without a length beta stays as it begins."""
-    steps = math.inf if cfg.priority_steps is None else cfg.priority_steps
+    steps = FOREVER if cfg.priority_steps is None else cfg.priority_steps
     values = (cfg.priority_alpha, cfg.priority_beta, cfg.priority_beta_end, steps)
     return PriorityHyper(*map(jnp.float32, values))
 
