@@ -175,6 +175,19 @@ def test_json_is_all_that_is_printed(tmp_path, capfd, monkeypatch):
 # --- the same bits ------------------------------------------------------------------------------
 
 
+def test_a_long_run_can_be_watched(run, monkeypatch):
+    """Films and reports on the way, none after the last chunk, and no bit of the run changed."""
+    made = []
+    monkeypatch.setattr(artifacts, "make_video", lambda session, state: made.append("video"))
+    plain = run("plain")
+    monkeypatch.setattr(artifacts, "make_report", lambda run_dir: made.append("report"))
+    chunk = SETTINGS["log_every"]
+    watched = run("watched", video_every=2 * chunk)
+    times = SETTINGS["iterations"] // (2 * chunk) - 1  # the end has its own
+    assert made == ["video", "report"] * times + ["report"]
+    assert watched["state_sha256"] == plain["state_sha256"]
+
+
 def test_evaluations_do_not_disturb_training(whole, run):
     found = run("without", {"eval_every": 0, "checkpoint_every": 0})
     assert found["state_sha256"] == summary(whole)["state_sha256"]

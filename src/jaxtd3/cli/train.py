@@ -74,6 +74,8 @@ def check_arguments(args: Train, given: Mapping[str, Any]) -> None:
     sources = [args.resume, args.resume_from is not None, args.init_from is not None]
     if sum(sources) > 1:
         raise UserError("--resume, --resume-from and --init-from exclude each other")
+    if args.video_every < 0:
+        raise UserError(f"--video-every {args.video_every} is negative")
     parse_rewards(args.reward)
     if args.reward_preset not in (None, "default", "tuned"):
         raise UserError(nearest("reward preset", args.reward_preset, ("default", "tuned")))

@@ -9,6 +9,7 @@ import math
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -162,24 +163,38 @@ def versions() -> dict[str, str]:
     return {"jaxtd3": __version__} | {n: importlib.metadata.version(n) for n in LIBRARIES}
 
 
+def try_to_make(session: Session, what: str, make: Callable[[], Any]) -> Any:
+    """What `make` returns; where it fails, one line and None."""
+    session.ui.update(stage=what)
+    try:
+        return make()
+    except Exception as error:
+        said = " ".join(str(error).split()) or type(error).__name__
+        session.ui.note(said if said.startswith("no ") else f"no {what}: {said}")
+        return None
+
+
+def on_one_device(state: TrainState) -> TrainState:
+    """A state whose agent one device films and exports, whatever others do."""
+    return state.replace(agent=jax.tree.map(jnp.asarray, jax.device_get(state.agent)))
+
+
+def show_so_far(session: Session, state: TrainState) -> None:
+    """A video and a report of a run that goes on."""
+    if processes.is_first():
+        now = on_one_device(state)
+        try_to_make(session, "video", lambda: make_video(session, now))
+        try_to_make(session, "report", lambda: make_report(session.run_dir))
+
+
 def write_artifacts(
     session: Session, state: TrainState | None, status: str, summary: dict[str, Any]
 ) -> Path | None:
     """Video, policy, summary, curves, report; what cannot be made is told in one line each."""
-    run_dir, ui = session.run_dir, session.ui
-    video = None
-    if state is not None:  # one device films and exports, whatever others do
-        state = state.replace(agent=jax.tree.map(jnp.asarray, jax.device_get(state.agent)))
-
-    def attempt(what: str, make: Callable[[], Any]) -> Any:
-        ui.update(stage=what)
-        try:
-            return make()
-        except Exception as error:
-            said = " ".join(str(error).split()) or type(error).__name__
-            ui.note(said if said.startswith("no ") else f"no {what}: {said}")
-            return None
-
+    run_dir, video = session.run_dir, None
+    attempt = partial(try_to_make, session)
+    if state is not None:
+        state = on_one_device(state)
     if state is not None and status in ("completed", "time_limit"):  # else nobody wants to wait
         if session.options.video:
             video = attempt("video", lambda: make_video(session, state))

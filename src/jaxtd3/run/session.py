@@ -45,6 +45,7 @@ class Options:
     init_from: Path | None = None
     checkpoint_replay: bool = True
     video: bool = True
+    video_every: int = 0
     wandb: bool = False
     tensorboard: bool = False
 
@@ -227,6 +228,9 @@ class Session:
             self.write(row)
             if not self.error and (status or best or self.due(run.checkpoint_every)):
                 self.save(state, row.get("eval/return"))
+            if not status and self.due(self.options.video_every):
+                with self.clock("other"):
+                    artifacts.show_so_far(self, state)
         return state, status
 
     def begin_curve(self, state: TrainState) -> None:
