@@ -95,6 +95,7 @@ def drive(
     last = None
     try:
         robot.connect(about)
+        print(f"{1 / about['dt']:g} Hz: {ramp:g} s of standing up, then the policy", flush=True)
         last = wait_for_sensors(robot)
         start = targets = np.asarray(last.values["joint_positions"], float)
         pace = Pace(about["dt"])
@@ -224,7 +225,9 @@ def interrupt(*_: Any) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
-    signal.signal(signal.SIGTERM, interrupt)  # a service manager's stop damps too
+    # A service manager's stop damps too; so does Ctrl-C for what a shell started in the background.
+    for sent in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(sent, interrupt)
     try:
         controller = Controller(args.controller)
         check(args, controller.about)

@@ -93,10 +93,20 @@ def test_a_fall_damps(exported):  # noqa: F811
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_damps(exported, sent):  # noqa: F811
     argv = start(exported, "--model", exported.parent / "robot.xml", "--hang", "--seconds", "60")
-    program = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env={**os.environ})
-    time.sleep(4)
-    program.send_signal(sent)
-    said, _ = program.communicate(timeout=20)
+    ignored = signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # as a shell's background jobs inherit it
+    try:
+        program = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env={**os.environ})
+    finally:
+        signal.signal(signal.SIGINT, ignored)
+    try:
+        assert program.stdout.readline()  # it has begun
+        time.sleep(1)
+        program.send_signal(sent)
+        said, _ = program.communicate(timeout=60)
+    finally:
+        program.kill()
     assert program.returncode == 130, said
     assert "damping" in said
 
