@@ -49,7 +49,7 @@ def find_policy(run: Path) -> Path | None:
     if str(run) in shipped_names():
         return SHIPPED / f"{run}{SUFFIX}"
     if not run.exists() and shipped_names():
-        raise UserError(f"{run} is no run; " + nearest("policy", str(run), shipped_names()))
+        raise UserError(f"{run} is not a run; " + nearest("policy", str(run), shipped_names()))
     return None
 
 
