@@ -79,8 +79,12 @@ def test_the_compiler_is_told_of_bf16_only(monkeypatch):
     monkeypatch.setattr(dense, "is_jaxlib_010", lambda: True)
     assert dense.compiler_options("f32") == {}
     assert dense.compiler_options("bf16") == dense.CPU_KERNELS
+    assert dense.precision("auto") == "bf16"
+    assert dense.compiler_options("auto") == dense.CPU_KERNELS
     monkeypatch.setattr(dense, "cpu_has_bf16", lambda: False)
     assert dense.compiler_options("bf16") == {}
+    assert dense.precision("auto") == "f32"
+    assert dense.precision("bf16") == "bf16"  # asked for: no silent change
 
 
 @pytest.mark.skipif(not dense.cpu_has_bf16(), reason="this CPU has no bf16 units")

@@ -22,7 +22,7 @@ from jaxtd3.envs.registry import preset
 from jaxtd3.errors import UserError
 from jaxtd3.output import rundir
 from jaxtd3.output.logs import JsonlLog, WandbLog, read_rows, truncate_rows, wandb_mode
-from jaxtd3.run import artifacts
+from jaxtd3.run import artifacts, session
 from jaxtd3.run.checkpoint import RunLock
 from jaxtd3.run.program import build, whole_chunks
 from jaxtd3.run.progress import Plain, Quiet, Status, duration, numbers
@@ -296,6 +296,15 @@ def test_updates_that_are_never_finite_end_the_run(parts, tmp_path, run):
     assert not list((tmp_path / "run").glob("checkpoints/0*"))
     for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
         json.loads(line, parse_constant=pytest.fail)  # NaN is written as null
+
+
+def test_a_long_run_tells_its_length_once_at_the_start(run, monkeypatch, capsys):
+    monkeypatch.setattr(session, "LONG", 1e-6)
+    run(ui=Plain())
+    assert capsys.readouterr().out.count("training will take about") == 1
+    monkeypatch.setattr(session, "LONG", 1e6)
+    run("short", ui=Plain())
+    assert "will take" not in capsys.readouterr().out
 
 
 def test_what_cannot_be_drawn_does_not_fail_the_run(run, monkeypatch, capsys):

@@ -78,7 +78,7 @@ def predict(
     found: Mapping[str, float], gpu: Gpu, config: Config, assume: Assumptions = Assumptions()
 ) -> dict[str, float]:
     """Milliseconds per iteration, part by part."""
-    peak = gpu.bf16 if config.agent.compute == "bf16" else gpu.f32
+    peak = gpu.f32 if config.agent.compute == "f32" else gpu.bf16
     learn = found["flops"] / (peak * 1e12 * assume.matmul_share)
     moved = found["replay_bytes"] + found["param_bytes"]
     memory = moved / (gpu.memory * 1e9 * assume.memory_share)

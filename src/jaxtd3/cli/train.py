@@ -218,6 +218,8 @@ def run(config: Config, notes: list[str], run_dir: Path, args: Train, ui: Progre
 
 def describe(config: Config) -> list[str]:
     """The picked settings, in short."""
+    from jaxtd3.nets.dense import precision
+
     run, env, agent, loop = config.run, config.env, config.agent, config.loop
     limit = f" or {run.max_time:g} s" if run.max_time else ""
     changed = ", ".join(f"{term} {weight:g}" for term, weight in env.weights.items())
@@ -228,7 +230,7 @@ def describe(config: Config) -> list[str]:
         f"{env.num_envs} envs, batch {config.replay.batch_size}, {loop.critic_updates} critic and "
         f"{loop.policy_updates} policy updates, actor {agent.actor_hidden}, critics "
         f"{agent.num_critics} x {agent.critic_hidden}, gamma {agent.gamma:g}, "
-        f"{config.replay.n_step}-step, {agent.compute}",
+        f"{config.replay.n_step}-step, {precision(agent.compute)}",
         *(reward if changed else []),
     ]
 

@@ -274,7 +274,8 @@ class AgentConfig:
     )
     compute: str = setting(
         "f32",
-        "Precision of the networks' matrix products, f32 or bf16; parameters and losses stay f32.",
+        "Precision of the networks' matrix products: f32, bf16, or auto (bf16 on a GPU and on a "
+        "CPU that has bf16 units); parameters and losses stay f32.",
     )
     max_bad_updates: int = setting(
         100,
@@ -312,7 +313,7 @@ class AgentConfig:
         check_choices(
             self,
             {
-                "compute": ("f32", "bf16"),
+                "compute": ("auto", "f32", "bf16"),
                 "critic": table_names("jaxtd3.agent.critics", "CRITICS", *CRITICS),
                 "cdq_target": ("lower-mean", "elementwise-min"),
                 "network": table_names("jaxtd3.nets.mlp", "NETWORKS", *NETWORKS),

@@ -98,11 +98,19 @@ product.defvjp(product_forward, product_backward, symbolic_zeros=True)
 CPU_KERNELS = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
 
 
+def precision(compute: str) -> str:
+    """The precision that is meant, f32 or bf16: of `auto`, bf16 where the hardware has units."""
+    if compute != "auto":
+        return compute
+    return "bf16" if jax.default_backend() != "cpu" or cpu_has_bf16() else "f32"
+
+
 def compiler_options(compute: str) -> dict[str, str]:
-    """What the compiler must be told for fast products in `compute`, f32 or bf16.
+    """What the compiler must be told for fast products in `compute`.
 
     A CPU with bf16 units multiplies twice as fast in it, but XLA widens bf16 to f32 there unless
     its library of kernels is asked for.
     """
-    wanted = compute == "bf16" and jax.default_backend() == "cpu" and cpu_has_bf16()
+    bf16 = precision(compute) == "bf16"
+    wanted = bf16 and jax.default_backend() == "cpu" and cpu_has_bf16()
     return dict(CPU_KERNELS) if wanted and is_jaxlib_010() else {}

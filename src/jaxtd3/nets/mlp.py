@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxtd3.core.types import Array, EnvSpec
-from jaxtd3.nets.dense import Dense
+from jaxtd3.nets.dense import Dense, precision
 from jaxtd3.nets.simba import SimbaActor, SimbaCritic, unit_columns
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def bind(spec: EnvSpec, actor: nn.Module, critic: nn.Module, **more: Any) -> Net
 
 
 def compute_dtype(cfg: AgentConfig) -> Any:
-    return jnp.bfloat16 if cfg.compute == "bf16" else jnp.float32
+    return jnp.bfloat16 if precision(cfg.compute) == "bf16" else jnp.float32
 
 
 def mlp_networks(

@@ -33,6 +33,7 @@ from jaxtd3.run.signals import StopSignals
 from jaxtd3.run.timing import Clock, compile_log
 from jaxtd3.runtime import STARTED
 
+LONG = 300.0  # seconds of training worth a word beforehand
 REFILL = 64  # slabs collected before learning, where a checkpoint had no replay
 
 
@@ -73,6 +74,7 @@ class Session:
         self.error: str | None = None
         self.start_seconds = 0.0
         self.sized = False  # the size of a checkpoint has been told
+        self.told_time = False
 
     def run(self) -> dict[str, Any]:
         """Train, and leave a complete run directory; the summary."""
@@ -325,10 +327,20 @@ class Session:
             if run.max_time is not None:
                 left = min(left, run.max_time - self.clock["train"])
             changes |= {"rate": row["time/env_steps_per_second"], "left": max(left, 0.0)}
+            self.tell_time(left)
         if row is not None and "eval/return" in row:
             changes |= {"returned": row["eval/return"], "length": row["eval/length"]}
         stage = "warming up" if self.iteration < self.config.loop.warmup else "training"
         self.ui.update(iterations=run.iterations, stage=stage, **(changes if row else {}))
+
+    def tell_time(self, left: float) -> None:
+        """Once, after the first chunk: how long it will take, where somebody might walk away."""
+        if not self.told_time and left >= LONG:
+            self.ui.note(
+                f"training will take about {duration(left)} at this rate; Ctrl-C ends it with all "
+                "files written, --resume goes on"
+            )
+        self.told_time = True
 
     def save(self, state: TrainState, returned: float | None) -> None:
         """Start writing a checkpoint; whether the last one was written is told now."""
