@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import mujoco
@@ -15,11 +16,19 @@ import pytest
 import jaxtd3
 from jaxtd3.agent.td3 import fast_td3
 from jaxtd3.cli import main as cli
-from jaxtd3.deploy import package
+from jaxtd3.deploy import judge, package
 from jaxtd3.deploy.robot import load_robot, read_sensors
-from jaxtd3.deploy.robustness import Episodes, draw_starts, judge_worlds, tracking_error
+from jaxtd3.deploy.robustness import (
+    Episodes,
+    Verdict,
+    draw_starts,
+    judge_worlds,
+    summarize,
+    tracking_error,
+)
 from jaxtd3.deploy.runtime import load_controller
 from jaxtd3.deploy.worlds import WORLDS, World, change_model, choose_worlds, down_in
+from jaxtd3.envs.batch import undisturbed
 from jaxtd3.run.policy import save_policy
 from test_cli import fails
 
@@ -162,6 +171,50 @@ def test_a_run_tells_how_it_fared(policy, tmp_path, capsys, monkeypatch):
     assert cli.main(["export", str(policy), "--controller", "--out", str(out)]) == 0
     assert "robustness" not in load_controller(out).about
     assert "is of checkpoint 7, not t1.npz: left out" in capsys.readouterr().out
+    summary["policy"] = "t1.npz"
+    copy = tmp_path / "copy.npz"
+    for path in (copy, tmp_path / "plain.onnx"):  # each says it, and a policy file keeps it
+        assert cli.main(["export", str(policy), "--out", str(path)]) == 0
+        said = capsys.readouterr().out
+        assert "robustness: survives 100% of 16 episodes in 16 worlds; worst: " in said
+    monkeypatch.undo()
+    assert jaxtd3.load(copy).robustness == summary
+    assert cli.main(["export", str(copy), "--controller", "--out", str(out)]) == 0
+    assert load_controller(out).about["robustness"] == summary
+    assert cli.main(["export", str(policy), "--out", str(tmp_path / "p.onnx")]) == 0
+    assert "robustness: not known" in capsys.readouterr().out
+
+
+def parts_of(name: str, **changes):
+    """What a judge is made from."""
+    config = jaxtd3.preset(name, profile="cpu").override({"actor_hidden": 32, **changes})
+    env = jaxtd3.make_env(undisturbed(config.env))
+    agent = fast_td3(env.spec, config.agent)
+    shapes = SimpleNamespace(agent=jax.eval_shape(agent.init, jax.random.key(0)))
+    return SimpleNamespace(config=config, eval_env=env, agent=agent, shapes=shapes)
+
+
+def test_training_is_judged_as_its_controller_would_be(policy, monkeypatch):
+    monkeypatch.setattr(judge, "WORLDS", WORLDS[-2:])
+    monkeypatch.setattr(judge, "SECONDS", 0.5)
+    parts = parts_of(T1, seed=3)
+    told = judge.make_judge(parts)(jaxtd3.load(policy).state)
+    controller, model = package.controller_of(jaxtd3.load(policy)), load_robot(T1).mj_model
+    expected = judge_worlds(controller, model, WORLDS[-2:], judge.EPISODES, 0.5, seed=3)
+    assert told == summarize(expected, judge.EPISODES, 0.5)
+
+
+def test_what_cannot_be_judged_is_refused_by_name():
+    with pytest.raises(jaxtd3.UserError, match=r"--best robust: no controller .* for Pendulum"):
+        judge.make_judge(parts_of("Pendulum"))
+
+
+def test_the_score_wants_walking():
+    """Falling at once, standing, walking with falls, walking."""
+    verdict = lambda survival, error: Verdict("x", survival, 1.0, error, 0.0, 2.0).score  # noqa: E731
+    fell, stands, walks, best = verdict(0, 2.0), verdict(1, 2.0), verdict(0.8, 0.6), verdict(1, 0.5)
+    assert (fell, stands) == (-1, 0)
+    assert fell < stands < walks < best
 
 
 # --- --check ------------------------------------------------------------------------------------
@@ -354,6 +407,7 @@ def test_who_falls_lies_still_to_the_end(exported, model):
     assert fell.seconds < 5
     still = np.linalg.norm(draw_starts(controller.about, model, 3, 0).command[:, :2], axis=1)
     assert fell.error_lin == pytest.approx(still.mean(), rel=0.1)
+    assert fell.score == pytest.approx(-1, abs=0.2)
 
 
 def test_tracking_error_is_in_the_frame_of_the_robot():

@@ -30,6 +30,7 @@ from jaxtd3.errors import UserError
 from jaxtd3.run import artifacts, nonfinite
 from jaxtd3.run import session as trainer
 from jaxtd3.run.checkpoint import CheckpointStore, read_meta, state_sha256
+from jaxtd3.run.load import best_checkpoint
 from jaxtd3.run.program import build
 from jaxtd3.run.progress import Plain, Quiet
 from jaxtd3.run.session import Options, Session
@@ -248,12 +249,14 @@ def session(parts, program, tmp_path, monkeypatch):
     monkeypatch.setattr(artifacts, "make_report", lambda run_dir: None)
     monkeypatch.setattr(artifacts, "make_policy", lambda session, state: None)
 
-    def make(returns=(1.0, 2.0, 3.0, 4.0), ui=None, **changes) -> Session:
-        own = parts._replace(config=parts.config.override(changes))
-        session = Session(own, tmp_path / "run", Options(video=False), ui or Quiet())
-        session.compile = lambda: program
+    def make(returns=(1.0, 2.0, 3.0, 4.0), ui=None, judge=None, **changes) -> Session:
         scores = iter((0.0, *returns))  # first the weights it began with
-        session.evaluate = lambda state: {"eval/return": next(scores), "eval/length": 1.0}
+        own = parts._replace(
+            config=parts.config.override(changes),
+            evaluate=lambda *_: {"return": next(scores), "length": 1.0},
+        )
+        session = Session(own, tmp_path / "run", Options(video=False), ui or Quiet(), judge)
+        session.compile = lambda: program
         return session
 
     return make
@@ -294,6 +297,25 @@ def test_the_best_is_kept_though_it_fell_between_two_saves(session, tmp_path, re
     if every:
         assert best.best == 5.0
     assert read_meta(best.path)["env_steps"] == best.iteration * SMALL["num_envs"]
+
+
+def judge_that_says(*scores):
+    said = iter(scores)
+    return lambda agent: {"score": (x := next(said)), "survival": x, "tracking_error": 1 - x}
+
+
+def test_the_best_is_what_the_judge_says(session, tmp_path):
+    """Returns rise all the time; the robust checkpoint is an early one, after a resume too."""
+    run = session(judge=judge_that_says(0.0, 0.2, 0.9, 0.3, 0.4), best="robust")
+    run.run()
+    again = session((5.0, 6.0), judge=judge_that_says(0.8, 0.7), best="robust", iterations=60)
+    again.options = Options(video=False, resume=True)
+    again.run()
+    assert [row["eval/robust_score"] for row in again.rows] == [0.2, 0.9, 0.3, 0.4, 0.8, 0.7]
+    best = best_checkpoint(tmp_path / "run")
+    assert int(best.name) == 20
+    meta = read_meta(best)
+    assert (meta["best"], meta["robustness"]["survival"]) == (0.9, 0.9)
 
 
 @pytest.mark.parametrize(

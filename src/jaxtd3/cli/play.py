@@ -89,7 +89,7 @@ def load(args: Play) -> tuple[Any, Act, Mapping[str, float], str]:
     if args.env is not None:
         check_robot(args.run, args.env)
         changes["name"] = args.env
-    config, env, agent, state, source, _ = load_trained(args.run, args.best, **changes)
+    config, env, agent, state, source, *_ = load_trained(args.run, args.best, **changes)
     act = lambda obs, key: agent.act(state, obs[None])[0]  # noqa: E731
     return env, act, config.env.weights, f"{args.run.name} ({source})"
 

@@ -59,7 +59,7 @@ def evaluate_on(args: Evaluate, impl: str) -> dict[str, Any]:
     from jaxtd3.run.rollout import make_evaluate
 
     changes = {"impl": impl, "sim_dt": args.sim_dt}
-    config, env, agent, state, source, note = load(args.run, args.best, **changes)
+    config, env, agent, state, source, note, _ = load(args.run, args.best, **changes)
     seed = config.run.seed if args.seed is None else args.seed
     episodes = args.episodes or config.run.eval_episodes
     weights = reward_weights(env.spec, config.env.weights)
@@ -104,6 +104,8 @@ def render_command(args: Render, given: Mapping[str, Any]) -> int:
 
 def export_command(args: Export, given: Mapping[str, Any]) -> int:
     """Run `jaxtd3 export`."""
+    from jaxtd3.deploy.package import describe_robustness, find_robustness
+    from jaxtd3.deploy.robot import has_controller
     from jaxtd3.output.onnx import export_onnx
     from jaxtd3.run.load import load
     from jaxtd3.run.policy import SUFFIX, save_policy
@@ -117,14 +119,20 @@ def export_command(args: Export, given: Mapping[str, Any]) -> int:
     out = args.out or Path("policy.onnx")
     if not out.parent.is_dir():
         raise UserError(f"{out.parent} is not a folder")
-    config, env, _, state, source, _ = load(args.run, args.best)
-    about = {"algo": config.algo, "source": source}
+    trained = load(args.run, args.best)
+    config, source = trained.config, trained.source
+    about: dict[str, Any] = {"algo": config.algo, "source": source}
+    fared = find_robustness(args.run, trained)
+    if fared is not None:
+        about["robustness"] = fared
     if out.suffix == SUFFIX:
-        save_policy(out, state, config, about | made_by(args.run, source, args.note))
+        save_policy(out, trained.state, config, about | made_by(args.run, source, args.note))
         print(f"{out}: {out.stat().st_size / 1024:.0f} KiB")
-        return 0
-    error = export_onnx(env, state, config.agent, out, about)
-    print(f"{out}: differs from JAX by {error:.1e} at most")
+    else:
+        error = export_onnx(trained.env, trained.state, config.agent, out, about)
+        print(f"{out}: differs from JAX by {error:.1e} at most")
+    if fared is not None or has_controller(config.env.name):
+        print(describe_robustness(fared))
     return 0
 
 

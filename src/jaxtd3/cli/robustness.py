@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,6 @@ from jaxtd3.errors import UserError
 
 if TYPE_CHECKING:
     from jaxtd3.cli.main import Robustness
-    from jaxtd3.deploy.robustness import Verdict
     from jaxtd3.deploy.runtime import Controller
 
 PICTURE_FILE = "robustness.png"
@@ -33,7 +32,7 @@ def robustness_command(args: Robustness, given: Mapping[str, Any]) -> int:
     episodes = EPISODES if args.episodes is None else args.episodes
     folder = check(args, episodes, len(worlds))
     jax.config.update("jax_platforms", "cpu")  # C MuJoCo runs there
-    from jaxtd3.deploy.robustness import judge_worlds
+    from jaxtd3.deploy.robustness import judge_worlds, summarize
 
     controller, model, name = load(args.run, args.best)
     begin = time.monotonic()
@@ -112,20 +111,6 @@ def progress(share: float) -> None:
     print(f"\r{100 * share:3.0f} %", end=end, file=sys.stderr, flush=True)
 
 
-def summarize(verdicts: Sequence[Verdict], episodes: int, seconds: float) -> dict[str, Any]:
-    """What a controller's metadata tells: means over the worlds, and the worst of them."""
-    worst = min(verdicts, key=lambda v: (v.survival, -v.error))
-    return {
-        "survival": round(sum(v.survival for v in verdicts) / len(verdicts), 4),
-        "tracking_error": round(sum(v.error for v in verdicts) / len(verdicts), 4),
-        "worst_world": worst.world,
-        "worst_survival": round(worst.survival, 4),
-        "by_world": {v.world: [round(v.survival, 4), round(v.error, 4)] for v in verdicts},
-        "episodes": episodes,
-        "seconds": seconds,
-    }
-
-
 def table(results: Mapping[str, Any]) -> str:
     """One line per world."""
     lines = [
@@ -141,7 +126,7 @@ def table(results: Mapping[str, Any]) -> str:
         )
     s = results["summary"]
     worst = f"worst: {s['worst_world']} ({s['worst_survival']:.0%})"
-    lines.append(f"  {'mean':<18}{s['survival']:>9.0%}; {worst}")
+    lines.append(f"  {'mean':<18}{s['survival']:>9.0%}; {worst}; score {s['score']:.2f}")
     return "\n".join(lines)
 
 

@@ -126,6 +126,8 @@ def decide(
         train = replace(train, env=saved.config.env.name)
     space = read_space(args.grid, args.random, args.seeds, args.optuna, args.points)
     config, notes = settings(train, given)
+    if config.run.best != "return":
+        raise UserError("a sweep ranks its members by --metric: give --best return")
     if "eval_every" not in given and args.config is None:
         config = with_curves(config)
     if saved is not None and (

@@ -207,9 +207,14 @@ def run(config: Config, notes: list[str], run_dir: Path, args: Train, ui: Progre
     if physics is not None:
         ui.note(f"physics: {physics}")
     memory.check(config, parts.shapes)
+    judge = None
+    if config.run.best == "robust":
+        from jaxtd3.deploy.judge import make_judge
+
+        judge = make_judge(parts)
     options = Options(**{f.name: getattr(args, f.name) for f in dataclasses.fields(Options)})
     try:
-        return Session(parts, run_dir, options, ui).run()
+        return Session(parts, run_dir, options, ui, judge).run()
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise

@@ -70,6 +70,12 @@ class RunConfig:
     eval_episodes: int = setting(128, "Episodes per evaluation.")
     checkpoint_every: int = setting(10_000, "Iterations between checkpoints (0: only at the end).")
     keep: int = setting(2, "Checkpoints kept beside the best one.")
+    best: str = setting(
+        "return",
+        "What the best checkpoint is best at: return, or robust (G1 and T1: staying up and "
+        "following the command in sixteen worlds, tried in C MuJoCo at every evaluation).",
+        kept=True,
+    )
     devices: int = setting(0, "Devices to use (0: all).")
 
     def __post_init__(self):
@@ -88,6 +94,7 @@ class RunConfig:
                 raise ValueError(f"{name}={getattr(self, name)} is below {least}")
         if self.max_time is not None and not 0 < self.max_time < math.inf:
             raise ValueError(f"max_time={self.max_time} is not a positive number of seconds")
+        check_choices(self, {"best": ("return", "robust")})
 
 
 @dataclass(frozen=True)

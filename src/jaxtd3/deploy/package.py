@@ -124,12 +124,10 @@ def write_controller(args: Export, run: Path) -> int:
     check_out(out)
     known_robot(run)
     more: dict[str, Any] = {} if args.note is None else {"note": args.note}
-    tested = read_robustness(run)
     trained = load_trained(run, args.best, impl="native", num_envs=1)
-    if tested is not None and tested.get("policy") == trained.source:
-        more["robustness"] = tested
-    elif tested is not None:
-        print(f"{ROBUSTNESS_FILE} is of {tested.get('policy')}, not {trained.source}: left out")
+    fared = find_robustness(run, trained)
+    if fared is not None:
+        more["robustness"] = fared
     controller = controller_of(trained, more)
     model = playground_of(trained).mj_model
     trace = record_trace(controller.about, model, policy_of(trained))
@@ -148,6 +146,7 @@ def write_controller(args: Export, run: Path) -> int:
         names = sorted(path.name for path in folder.iterdir())
     print(f"{out}: {controller.about['robot']}, differs from JAX by {error:.1e} at most")
     print(f"beside it: {', '.join(name for name in names if name != out.name)}")
+    print(describe_robustness(fared))
     return 0
 
 
@@ -198,6 +197,30 @@ def read_robustness(run: Path) -> dict[str, Any] | None:
         return dict(json.loads(path.read_text())["summary"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} cannot be read: write it anew or remove it") from error
+
+
+def find_robustness(run: Path, trained: Trained) -> dict[str, Any] | None:
+    """How a policy fared: as robustness.json says, else its checkpoint or its own file."""
+    tested = read_robustness(run)
+    if tested is not None and tested.get("policy") == trained.source:
+        return tested
+    if tested is not None:
+        print(f"{ROBUSTNESS_FILE} is of {tested.get('policy')}, not {trained.source}: left out")
+    return dict(trained.robustness) if isinstance(trained.robustness, Mapping) else None
+
+
+def describe_robustness(fared: Mapping[str, Any] | None) -> str:
+    """One line on how a policy fared."""
+    if fared is None:
+        return "robustness: not known; jaxtd3 robustness tries the policy in other worlds"
+    try:
+        count = len(fared["by_world"])
+        return (
+            f"robustness: survives {fared['survival']:.0%} of {count * fared['episodes']} episodes "
+            f"in {count} worlds; worst: {fared['worst_world']} ({fared['worst_survival']:.0%})"
+        )
+    except (KeyError, TypeError, ValueError):  # of another hand
+        return "robustness: told in a form that cannot be read"
 
 
 def yaml_text(about: Mapping[str, Any]) -> str:

@@ -89,6 +89,11 @@ def kind_of(env_name: str) -> Kind:
     )
 
 
+def has_controller(env_name: str) -> bool:
+    """Whether a controller can be written for the robot of an environment."""
+    return any(fnmatchcase(env_name, pattern) for pattern in KINDS)
+
+
 def load_robot(env_name: str) -> Any:
     """Playground's environment, for its model and settings alone: nothing of it is traced."""
     from mujoco_playground import registry

@@ -1,6 +1,7 @@
 """Episodes of a controller in many worlds at once: C MuJoCo, NumPy and onnxruntime, no JAX.
 
     judge_worlds(controller, model, WORLDS, episodes=16)  ->  one Verdict per world
+    summarize(verdicts, episodes, seconds)                ->  what is told of a policy, as JSON
 
 Every simulation is one episode in one world. Episode i has the same start, command and gait in
 every world, so that worlds are compared fairly. Starts, commands and falls are the environment's.
@@ -42,10 +43,33 @@ class Verdict(NamedTuple):
     seconds: float  # mean length of an episode
     error_lin: float  # m/s; a robot that fell counts as lying still until the end
     error_ang: float  # rad/s
+    error_still: float  # of lying still all the time, both parts together
 
     @property
     def error(self) -> float:
         return self.error_lin + self.error_ang
+
+    @property
+    def score(self) -> float:
+        """Survival less the tracking error in units of lying still: 1 for a perfect walker, 0 for
+        who only stands, -1 for who falls at once."""
+        return self.survival - self.error / (self.error_still or 1.0)
+
+
+def summarize(verdicts: Sequence[Verdict], episodes: int, seconds: float) -> dict[str, Any]:
+    """What a controller's metadata tells: means over the worlds, and the worst of them."""
+    worst = min(verdicts, key=lambda v: (v.survival, -v.error))
+    mean = lambda name: round(sum(getattr(v, name) for v in verdicts) / len(verdicts), 4)  # noqa: E731
+    return {
+        "survival": mean("survival"),
+        "tracking_error": mean("error"),
+        "score": mean("score"),
+        "worst_world": worst.world,
+        "worst_survival": round(worst.survival, 4),
+        "by_world": {v.world: [round(v.survival, 4), round(v.error, 4)] for v in verdicts},
+        "episodes": episodes,
+        "seconds": seconds,
+    }
 
 
 class Starts(NamedTuple):
@@ -206,9 +230,9 @@ class Episodes:
         still = np.stack([np.linalg.norm(command[:, :2], axis=1), np.abs(command[:, 2])], axis=1)
         upright = self.lengths[part] - ~self.alive[part]
         errors = (self.errors[part] + (steps - upright)[:, None] * still) / steps
-        lin, ang = errors.mean(axis=0)
-        length = float(self.lengths[part].mean() * self.about["dt"])
-        return Verdict(world.name, float(self.alive[part].mean()), length, float(lin), float(ang))
+        length = self.lengths[part].mean() * self.about["dt"]
+        means = (self.alive[part].mean(), length, *errors.mean(axis=0), still.sum(axis=1).mean())
+        return Verdict(world.name, *(float(x) for x in means))
 
 
 class Fields:

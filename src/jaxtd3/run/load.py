@@ -29,6 +29,7 @@ class Trained(NamedTuple):
     state: Any  # AgentState
     source: str  # what it was read from
     note: str = ""  # what a policy file says of itself
+    robustness: Any = None  # how it fared in other worlds, if its file or checkpoint says so
 
     def act(self, obs: Array) -> Array:
         """The action for an observation of the environment: [D] -> [U], or [B, D] -> [B, U]."""
@@ -60,13 +61,15 @@ def load(run: str | Path, best: bool = False, **changes: Any) -> Trained:
     template = jax.eval_shape(agent.init, jax.random.key(0))
     if file is not None:
         state = fill_agent(policy, template, file.name)
-        return Trained(config, env, agent, state, file.name, str(policy.about.get("note", "")))
+        note, fared = str(policy.about.get("note", "")), policy.about.get("robustness")
+        return Trained(config, env, agent, state, file.name, note, fared)
     state = restore_agent(checkpoint, template)
-    return Trained(config, env, agent, state, f"checkpoint {checkpoint.name}")
+    fared = read_meta(checkpoint).get("robustness")
+    return Trained(config, env, agent, state, f"checkpoint {checkpoint.name}", "", fared)
 
 
 def best_checkpoint(run: Path) -> Path:
-    """The good checkpoint that was saved with the highest return."""
+    """The good checkpoint that was saved with the highest score (`--best`: return, or robust)."""
     scores = {}
     for path in (run / "checkpoints").glob("[0-9]*"):
         if not verify(path):

@@ -7,6 +7,7 @@ clock: so a resumed run, and a run with other evaluations or logs, ends with the
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import time
 from collections.abc import Callable
@@ -62,8 +63,16 @@ def saved_devices(meta: dict[str, Any]) -> int:
 class Session:
     """One run on the host, from the first compilation to the last file."""
 
-    def __init__(self, parts: Program, run_dir: Path, options: Options, ui: Progress):
-        self.parts, self.options, self.ui = parts, options, ui
+    def __init__(
+        self,
+        parts: Program,
+        run_dir: Path,
+        options: Options,
+        ui: Progress,
+        judge: Callable[[Any], dict[str, Any]] | None = None,
+    ):
+        """`judge`: tries an agent's state in many worlds; its `score` then says what is best."""
+        self.parts, self.options, self.ui, self.judge = parts, options, ui, judge
         self.run_dir = run_dir.absolute()  # Orbax takes no other
         self.config = parts.config
         self.clock, self.keys = Clock(), run_keys(parts.config.run.seed)
@@ -72,6 +81,8 @@ class Session:
         self.first: float | None = None  # the return of the weights it began with
         self.saved: int | None = None
         self.error: str | None = None
+        self.judged: dict[str, Any] = {}  # what the judge said of the last evaluation
+        self.measure = "eval/return" if judge is None else "eval/robust_score"
         self.start_seconds = 0.0
         self.sized = False  # the size of a checkpoint has been told
         self.told_time = False
@@ -225,11 +236,11 @@ class Session:
             best = False
             if ended or (not self.error and self.due(run.eval_every)):
                 row |= self.evaluate(state)
-                best = self.is_best(row["eval/return"]) and run.checkpoint_every > 0
+                best = self.is_best(row[self.measure]) and run.checkpoint_every > 0
                 self.rows.append(row)
             self.write(row)
             if not self.error and (status or best or self.due(run.checkpoint_every)):
-                self.save(state, row.get("eval/return"))
+                self.save(state, row.get(self.measure))
             if not status and self.due(self.options.video_every):
                 with self.clock("other"):
                     artifacts.show_so_far(self, state)
@@ -241,10 +252,11 @@ class Session:
         self.first = row["eval/return"]
         self.write(row)
 
-    def is_best(self, returned: float) -> bool:
+    def is_best(self, score: float) -> bool:
         """True for an evaluation above all earlier ones: its checkpoint is worth keeping."""
-        earlier = (row["eval/return"] for row in self.rows)
-        return math.isfinite(returned) and returned > max(earlier, default=-math.inf)
+        known = (row.get(self.measure) for row in self.rows)
+        earlier = (x for x in known if x is not None)
+        return math.isfinite(score) and score > max(earlier, default=-math.inf)
 
     def over(self, stop: StopSignals) -> str | None:
         """The status to end with, if it is time to: one process's signal or clock ends all."""
@@ -308,7 +320,19 @@ class Session:
         verdict = walks(found)
         if verdict is not None:
             found["walks"] = float(verdict)
+        if self.judge is not None:
+            found |= self.in_worlds(state)
         return {f"eval/{name}": value for name, value in found.items()}
+
+    def in_worlds(self, state: TrainState) -> dict[str, float]:
+        """What the judge says, of one process; the others hear it."""
+        said = "{}"
+        with self.clock("eval"):
+            if processes.is_first():
+                said = json.dumps(self.judge(jax.device_get(state.agent)))  # type: ignore[misc]
+            self.judged = json.loads(processes.from_first(said))
+        names = ("score", "survival", "tracking_error")
+        return {f"robust_{name}": float(self.judged[name]) for name in names}
 
     def write(self, row: dict[str, Any]) -> None:
         with self.clock("other"):
@@ -342,7 +366,7 @@ class Session:
             )
         self.told_time = True
 
-    def save(self, state: TrainState, returned: float | None) -> None:
+    def save(self, state: TrainState, score: float | None) -> None:
         """Start writing a checkpoint; whether the last one was written is told now."""
         self.store.wait()
         self.check_saved()
@@ -353,11 +377,13 @@ class Session:
                 "env_steps": self.env_steps,
                 "clock": dict(self.clock.seconds),
             }
+            if self.judged and score is not None:
+                meta["robustness"] = self.judged
             self.store.save(
                 state,
                 iteration=self.iteration,
                 meta=meta,
-                best=returned,
+                best=score,
                 with_replay=self.options.checkpoint_replay,
             )
         self.saved = self.iteration
