@@ -1,1 +1,4 @@
-"""Peers, races and the suite of the docs: run from a checkout, not in the wheel."""
+"""What the figures of the documents are made with: run from a checkout, not in the wheel.
+
+`jaxtd3 bench` finds the modes that stand here (peers, scaling, roofline, ...) by their `command`.
+"""

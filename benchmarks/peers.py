@@ -20,8 +20,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxtd3.bench.timing import Range, attempt, interleave, spread
+from jaxtd3.config.config import Config
 from jaxtd3.config.sections import EnvConfig
 from jaxtd3.errors import UserError
+from jaxtd3.run.program import Program, build
 from jaxtd3.run.timing import compile_log
 
 # Playground's PPO settings are for a GPU: environments and minibatch become an eighth (the number
@@ -231,15 +233,15 @@ PEERS = {
 }
 
 
-def ours_rates(parts: Any, rounds: int, seconds: float) -> dict[str, dict[str, Any]]:
+def ours_rates(program: Program, rounds: int, seconds: float) -> dict[str, dict[str, Any]]:
     """This project's rates with a ring that is nearly empty and one that is full, in turns."""
     from jaxtd3.bench.programs import Held, full_state, with_fill
     from jaxtd3.bench.timing import Task
     from jaxtd3.run.program import chunk_of
 
-    config, length = parts.config, 10
-    chunk = chunk_of(parts, length)
-    held = Held(full_state(parts))
+    config, length = program.config, 10
+    chunk = chunk_of(program, length)
+    held = Held(full_state(program))
     few = min(config.replay.length // 4, 20) or 2
 
     def fill(slabs: int) -> None:
@@ -260,15 +262,15 @@ def ours_rates(parts: Any, rounds: int, seconds: float) -> dict[str, dict[str, A
 
 
 def compare(
-    parts: Any, rounds: int, seconds: float, tell: Callable[[str], None] = lambda line: None
+    program: Program, rounds: int, seconds: float, tell: Callable[[str], None] = lambda line: None
 ) -> dict[str, Any]:
     """Rates of this project, of every peer, and of this project again."""
-    name = parts.config.env.name
+    name = program.config.env.name
     found: dict[str, Any] = {}
 
     def ours(suffix: str) -> None:
         tell(f"jaxtd3{suffix.replace('_', ' ')}")
-        found.update({k + suffix: v for k, v in ours_rates(parts, rounds, seconds).items()})
+        found.update({k + suffix: v for k, v in ours_rates(program, rounds, seconds).items()})
 
     ours("")
     for key, peer in PEERS.items():
@@ -301,3 +303,16 @@ def lines(result: Mapping[str, Any]) -> list[str]:
     for algo, text in result["scaled"].items():
         body.append(f"brax {algo.upper()}: Playground's settings; {text}")
     return body
+
+
+def command(args: Any, config: Config, tell: Callable[[str], None]) -> tuple[dict, list[str]]:
+    """`jaxtd3 bench --peers`."""
+    from benchmarks import races
+
+    result = compare(build(config), args.rounds, args.seconds, tell)
+    text = lines(result)
+    if args.goal is not None:
+        seeds = range(args.seeds)
+        result["race"] = races.race(config.env.name, args.goal, args.limit, seeds, tell=tell)
+        text += [races.row_text(row) for row in result["race"]["rows"]]
+    return result, text

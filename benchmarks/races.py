@@ -91,7 +91,7 @@ def sketch(race: Race, over: Over) -> None:
     """The plain sketch with FastTD3's own settings, evaluated as often as ours."""
     import jax
 
-    from jaxtd3.bench.sketch import make_sketch
+    from benchmarks.sketch import make_sketch
     from jaxtd3.core.types import Agent
     from jaxtd3.envs import make_env
     from jaxtd3.envs.registry import preset

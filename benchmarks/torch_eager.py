@@ -86,11 +86,11 @@ def project(z: Tensor, p: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
 
 
 class Learner:
-    """One run of FastTD3 on the environments of `parts`."""
+    """One run of FastTD3 on the environments of `program`."""
 
-    def __init__(self, parts: Program, seed: int = 0):
+    def __init__(self, program: Program, seed: int = 0):
         torch.manual_seed(seed)
-        cfg, env = parts.config, parts.env
+        cfg, env = program.config, program.env
         self.env, self.agent, self.loop, self.spec = env, cfg.agent, cfg.loop, env.spec
         g, h, a = self.agent.critic_hidden, self.agent.actor_hidden, self.agent.num_atoms
         wide = self.spec.critic_size + self.spec.action_size
@@ -189,12 +189,16 @@ class Learner:
             self.update((i + 1) % every == 0)
 
 
-def torch_task(parts: Program, length: int) -> Task:
+def torch_task(program: Program, length: int) -> Task:
     """`length` iterations, the ring full."""
-    agent = parts.config.agent
-    if parts.mesh.size > 1 or (agent.num_critics, agent.network, agent.critic) != (2, "mlp", "c51"):
+    agent = program.config.agent
+    if program.mesh.size > 1 or (agent.num_critics, agent.network, agent.critic) != (
+        2,
+        "mlp",
+        "c51",
+    ):
         raise UserError("--torch knows FastTD3 alone: one device, two c51 critics, network mlp")
-    learner = Learner(parts)
+    learner = Learner(program)
     for x in learner.ring.data.values():
         x.normal_()
     learner.ring.size = learner.ring.length

@@ -11,13 +11,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from benchmarks import overhead, peers, processes, races, suite, table
+from benchmarks import (
+    operations,
+    overhead,
+    peers,
+    processes,
+    races,
+    roofline,
+    scaling,
+    suite,
+    table,
+)
+from benchmarks.sketch import make_sketch, project, sketch_task
 
 import jaxtd3
 from jaxtd3.agent import distributional
-from jaxtd3.bench import counts, measure, operations, roofline, scaling
+from jaxtd3.bench import checkout, counts, measure
 from jaxtd3.bench.programs import Held, full_state, with_fill
-from jaxtd3.bench.sketch import make_sketch, project
 from jaxtd3.bench.timing import Task, interleave, spread
 from jaxtd3.cli import bench
 from jaxtd3.cli import main as cli
@@ -50,7 +60,7 @@ def parts():
 
 @pytest.fixture(scope="module")
 def result(parts):
-    return measure.measure(parts, 5, length=5, seconds=0.05, compiles=1)
+    return measure.measure(parts, 5, length=5, seconds=0.05, beside=[sketch_task], compiles=1)
 
 
 # --- the result ---------------------------------------------------------------------------------
@@ -496,6 +506,15 @@ def test_mistakes_are_one_line(flags, says, capsys, tmp_path, monkeypatch):
     assert said.err.count("\n") == 1
     assert says in said.err
     assert not list(tmp_path.iterdir())
+
+
+def test_modes_of_a_checkout_say_so_elsewhere(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(checkout, "ROOT", tmp_path)
+    for flags in ("--roofline a100", "--env Pendulum --breakdown", "--env Pendulum --scaling"):
+        assert cli.main(["bench", *flags.split()]) == 2
+        told = capsys.readouterr().err
+        assert "run this from a checkout" in told
+        assert told.count("\n") == 1
 
 
 @pytest.mark.slow

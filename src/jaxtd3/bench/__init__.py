@@ -1,1 +1,1 @@
-"""Speed against the machine's limits: what users run. Peers and races are in `benchmarks/`."""
+"""`jaxtd3 bench` as everybody has it; what the documents need besides is in `benchmarks/`."""

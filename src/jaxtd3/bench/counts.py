@@ -104,10 +104,10 @@ def flops(dots: Counter[Dot]) -> int:
 # --- of this project's programs -----------------------------------------------------------------
 
 
-def update_step(parts: Program) -> Callable[[TrainState], tuple[TrainState, Any]]:
+def update_step(program: Program) -> Callable[[TrainState], tuple[TrainState, Any]]:
     """One iteration's updates without its environment steps."""
-    learn = make_learn(parts.agent, parts.replay, parts.config.loop)
-    plan = update_plan(parts.config.loop)
+    learn = make_learn(program.agent, program.replay, program.config.loop)
+    plan = update_plan(program.config.loop)
 
     def step(state: TrainState) -> tuple[TrainState, Any]:
         key, key_learn = jax.random.split(state.key)
@@ -117,22 +117,22 @@ def update_step(parts: Program) -> Callable[[TrainState], tuple[TrainState, Any]
     return step
 
 
-def trace(parts: Program, step: Callable) -> Any:
+def trace(program: Program, step: Callable) -> Any:
     """The jaxpr of a step of one device of the mesh, nothing run."""
-    specs = jax.tree.map(lambda sharding: sharding.spec, parts.layout)
+    specs = jax.tree.map(lambda sharding: sharding.spec, program.layout)
     mapped = jax.shard_map(
         step,
-        mesh=parts.mesh,
+        mesh=program.mesh,
         in_specs=(specs,),
         out_specs=jax.P(),
         check_vma=False,
     )
-    return jax.make_jaxpr(mapped)(parts.shapes).jaxpr
+    return jax.make_jaxpr(mapped)(program.shapes).jaxpr
 
 
-def learner_dots(parts: Program) -> Counter[Dot]:
+def learner_dots(program: Program) -> Counter[Dot]:
     """The matrix products of one iteration's updates, on one device."""
-    return gemms(count_dots(trace(parts, update_step(parts))))
+    return gemms(count_dots(trace(program, update_step(program))))
 
 
 def mlp_flops(spec: EnvSpec, config: Config) -> int:
@@ -234,6 +234,16 @@ def program_facts(compiled: Any, ring: Any) -> dict[str, float]:
     }
 
 
-def bytes_per_transition(parts: Program) -> float:
-    cfg = parts.config
-    return replay.bytes_per_transition(parts.env.spec, cfg.replay, cfg.env.num_envs)
+def bytes_per_transition(program: Program) -> float:
+    cfg = program.config
+    return replay.bytes_per_transition(program.env.spec, cfg.replay, cfg.env.num_envs)
+
+
+def sizes(config: Config) -> str:
+    """How large a run is, in one line."""
+    loop, agent = config.loop, config.agent
+    return (
+        f"{config.env.num_envs:,} envs, batch {config.replay.batch_size:,}, "
+        f"{loop.critic_updates} critic and {loop.policy_updates} policy updates, "
+        f"critics {agent.critic_hidden}, actor {agent.actor_hidden}, {agent.compute}"
+    )

@@ -1,11 +1,9 @@
-"""One bench: the real program and the sketch beside its limits, in turns, as one result."""
+"""One bench: the real program beside its limits and others, in turns, as one result."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
-
-import jax
 
 from jaxtd3.bench import counts as count
 from jaxtd3.bench.programs import (
@@ -16,7 +14,6 @@ from jaxtd3.bench.programs import (
     gemm_task,
     learner_tasks,
 )
-from jaxtd3.bench.sketch import make_sketch
 from jaxtd3.bench.timing import Range, Task, compile_cold, constant, interleave, spread
 from jaxtd3.run.memory import tree_bytes
 from jaxtd3.run.program import Program, chunk_of
@@ -34,78 +31,52 @@ HEADLINES = (
 )
 
 
-def sketch_task(parts: Program, length: int, seed: int = 0) -> Task:
-    """The baseline on the same environments and sizes, its ring full too."""
-    init, step, _ = make_sketch(parts.env, parts.config)
-
-    @jax.jit
-    def first(key: Any, env: Any) -> Any:
-        state = init(key, env)
-        ring = {k: jax.random.normal(key, v.shape) for k, v in state.ring.items()}
-        return state._replace(ring=ring, size=state.size + ring["reward"].shape[0])
-
-    chunk = jax.jit(
-        lambda s: jax.lax.scan(lambda s, _: (step(s), None), s, length=length)[0],
-        donate_argnums=0,
-    )
-    key = jax.random.key(seed)
-    held = [first(key, parts.env.init(key))]
-
-    def run() -> None:
-        held[0] = jax.block_until_ready(chunk(held[0]))
-
-    return Task("sketch", run, length)
-
-
 def measure(
-    parts: Program,
+    program: Program,
     rounds: int,
     *,
     length: int = 10,
     seconds: float = 0.5,
-    sketch: bool = True,
-    torch: bool = False,
+    beside: Sequence[Callable[[Program, int], Task]] = (),
     compiles: int = 3,
     tell: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Everything `jaxtd3 bench` tells: HEADLINES and what they are made of."""
+    """Everything `jaxtd3 bench` tells: HEADLINES and what they are made of.
+
+    `beside`: tasks of others' iterations at the same sizes, made of the program and a length.
+    """
     tell("compiling the training program, the cache left aside")
     compiled, compile_seconds = compile_cold(
-        lambda: chunk_of(parts, length),
-        parts.shapes,
+        lambda: chunk_of(program, length),
+        program.shapes,
         most=compiles,
     )
-    facts = count.program_facts(compiled, parts.shapes.replay)
+    facts = count.program_facts(compiled, program.shapes.replay)
     del compiled
-    dots = count.learner_dots(parts)
+    dots = count.learner_dots(program)
     counts = {
         "flops": count.flops(dots),
-        "replay_bytes": count.replay_bytes(parts.env.spec, parts.config),
-        "param_bytes": count.param_bytes(parts.shapes.agent, parts.config.loop),
-        "state_bytes": tree_bytes(parts.shapes),
+        "replay_bytes": count.replay_bytes(program.env.spec, program.config),
+        "param_bytes": count.param_bytes(program.shapes.agent, program.config.loop),
+        "state_bytes": tree_bytes(program.shapes),
     }
     traced = [0]
 
     def train_step(state: Any) -> Any:
         traced[0] += 1
-        return parts.fns.train_step(state)
+        return program.fns.train_step(state)
 
-    watched = parts._replace(fns=parts.fns._replace(train_step=train_step))
-    held = Held(full_state(parts))
+    watched = program._replace(fns=program.fns._replace(train_step=train_step))
+    held = Held(full_state(program))
     tasks = learner_tasks(watched, held, length)
-    tasks += [env_task(parts, held, length), gemm_task(parts), copy_task()]
-    if sketch and parts.mesh.size == 1:  # it knows one device
-        tasks.append(sketch_task(parts, length))
-    if torch:
-        from jaxtd3.bench.checkout import load_benchmark
-
-        tasks.append(load_benchmark("torch_eager").torch_task(parts, length))
+    tasks += [env_task(program, held, length), gemm_task(program), copy_task()]
+    tasks += [make(program, length) for make in beside]
     tell(f"timing {', '.join(task.name for task in tasks)}: {rounds} rounds in turns")
     times = interleave(tasks, rounds, seconds)
-    result = ratios(times, counts, parts.config.loop.collect_steps)
+    result = ratios(times, counts, program.config.loop.collect_steps)
     result |= {
         "compile_seconds": spread(compile_seconds),
-        "bytes_per_transition": constant(count.bytes_per_transition(parts)),
+        "bytes_per_transition": constant(count.bytes_per_transition(program)),
         "temp_over_buffer": constant(facts["temp_over_buffer"]),
         "traces": constant(traced[0]),
     }
@@ -170,7 +141,7 @@ def lines(result: dict[str, Any]) -> list[str]:
         row("  their bytes alone", ms["bytes"], "ms", moved_text(counts)),
     ]
     if "sketch" in ms:
-        body.append(row("the sketch's iteration", ms["sketch"], "ms", "jaxtd3/sketch.py"))
+        body.append(row("the sketch's iteration", ms["sketch"], "ms", "benchmarks/sketch.py"))
     for name in HEADLINES:
         if name in result:
             unit = {"bytes_per_transition": "B", "compile_seconds": "s"}.get(name, "")

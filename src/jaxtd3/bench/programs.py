@@ -39,19 +39,19 @@ class Held:
         jax.block_until_ready((self.state, metrics))
 
 
-def full_state(parts: Program, seed: int = 0) -> TrainState:
+def full_state(program: Program, seed: int = 0) -> TrainState:
     """A run's first state, past its warm-up, with a ring that is full of random numbers.
 
     Zeros would not do: pages never written to all map to the same page of memory.
     """
     keys = run_keys(seed)
-    state = parts.fns.init(keys.init)
+    state = program.fns.init(keys.init)
     if not isinstance(state.replay, ReplayState):
         raise UserError("bench measures the uniform ring; for a prioritised one: --replay-cost")
-    warm = jnp.asarray(parts.config.loop.warmup, jnp.int32)
+    warm = jnp.asarray(program.config.loop.warmup, jnp.int32)
     state = state.replace(iteration=jax.device_put(warm, state.iteration.sharding))
     ring = jax.jit(fill_ring, donate_argnums=0)(state.replay, jax.random.key(seed + 1))
-    ring = jax.tree.map(jax.device_put, ring, parts.layout.replay)
+    ring = jax.tree.map(jax.device_put, ring, program.layout.replay)
     return state.replace(replay=ring)
 
 
@@ -86,25 +86,25 @@ def chunk_task(name: str, chunk: Callable, held: Held, length: int) -> Task:
     return Task(name, lambda: held.through(chunk), length)
 
 
-def learner_tasks(parts: Program, held: Held, length: int) -> list[Task]:
+def learner_tasks(program: Program, held: Held, length: int) -> list[Task]:
     """Whole iterations, and their two halves."""
     steps = {
-        "iteration": parts.fns.train_step,
-        "collect": parts.fns.collect_step,
-        "update": update_step(parts),
+        "iteration": program.fns.train_step,
+        "collect": program.fns.collect_step,
+        "update": update_step(program),
     }
     return [
-        chunk_task(name, chunk_of(parts, length, step), held, length)
+        chunk_task(name, chunk_of(program, length, step), held, length)
         for name, step in steps.items()
     ]
 
 
-def env_task(parts: Program, held: Held, length: int) -> Task:
+def env_task(program: Program, held: Held, length: int) -> Task:
     """The physics of the same environments and nothing else.
 
     Every sample starts from the states that training is in, with actions out of the ring.
     """
-    step = jax.vmap(parts.env.env.step)
+    step = jax.vmap(program.env.env.step)
 
     @jax.jit
     def scan(inner: Any, actions: Array) -> Any:
@@ -124,10 +124,10 @@ def env_task(parts: Program, held: Held, length: int) -> Task:
     return Task("env", lambda: jax.block_until_ready(scan(*given)), length, prepare)
 
 
-def gemm_task(parts: Program) -> Task:
+def gemm_task(program: Program) -> Task:
     """The matrix products of one iteration's updates, each on operands of its own."""
-    options = compiler_options(parts.config.agent.compute)
-    return dots_task("gemms", learner_dots(parts), options)
+    options = compiler_options(program.config.agent.compute)
+    return dots_task("gemms", learner_dots(program), options)
 
 
 def dots_task(name: str, dots: Counter[Dot], options: dict[str, str] | None = None) -> Task:

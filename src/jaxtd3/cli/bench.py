@@ -134,94 +134,23 @@ def tell(line: str) -> None:
 
 def measure(args: Bench, config: Config) -> Report:
     from jaxtd3.bench import measure
+    from jaxtd3.bench.checkout import in_checkout, load_benchmark
     from jaxtd3.run.program import build
 
     tell(describe(config))
+    program, beside = build(config), []
+    if args.sketch and program.mesh.size == 1:  # it knows one device
+        if in_checkout():
+            beside.append(load_benchmark("sketch").sketch_task)
+        else:
+            tell("the sketch comes with a checkout alone: left out")
+    if args.torch:
+        beside.append(load_benchmark("torch_eager").torch_task)
     result = measure.measure(
-        build(config),
-        args.rounds,
-        length=args.chunk,
-        seconds=args.seconds,
-        sketch=args.sketch,
-        torch=args.torch,
-        tell=tell,
+        program, args.rounds, length=args.chunk, seconds=args.seconds, beside=beside, tell=tell
     )
     result["details"]["setup"] = describe(config)
     return result, [describe(config), *measure.lines(result)]
-
-
-def peers(args: Bench, config: Config) -> Report:
-    from jaxtd3.bench.checkout import load_benchmark
-    from jaxtd3.run.program import build
-
-    peers, races = load_benchmark("peers"), load_benchmark("races")
-    result = peers.compare(build(config), args.rounds, args.seconds, tell)
-    lines = [describe(config), *peers.lines(result)]
-    if args.goal is not None:
-        race = races.race(config.env.name, args.goal, args.limit, range(args.seeds), tell=tell)
-        result["race"] = race
-        lines += [races.row_text(row) for row in race["rows"]]
-    return result, lines
-
-
-def roofline(args: Bench, config: Config) -> Report:
-    from jaxtd3.bench import roofline
-    from jaxtd3.run.program import build
-
-    assert args.roofline is not None
-    tell("tracing, and lowering for CUDA; nothing is run")
-    result = roofline.roofline(build(config), args.roofline)
-    return result, roofline.lines(result, config)
-
-
-def scaling(args: Bench, config: Config) -> Report:
-    from jaxtd3.bench import scaling
-
-    axes = scaling.chosen(args.axes or "")
-    result = scaling.scaling(config, axes, args.rounds, args.seconds, tell)
-    scaling.plot(result, args.plot)
-    tell(f"wrote {args.plot}")
-    return result, [describe(config), *scaling.lines(result)]
-
-
-def breakdown(args: Bench, config: Config) -> Report:
-    from jaxtd3.bench import breakdown
-    from jaxtd3.run.program import build
-
-    result = breakdown.breakdown(build(config), args.rounds, args.seconds, args.chunk, tell)
-    return result, [describe(config), *breakdown.lines(result)]
-
-
-def operations(args: Bench, config: Config) -> Report:
-    from jaxtd3.bench import operations
-    from jaxtd3.run.program import build
-
-    tell("compiling, then tracing some calls")
-    result = operations.operations(build(config), args.chunk)
-    return result, [describe(config), *operations.lines(result)]
-
-
-def over_devices(args: Bench, config: Config) -> Report:
-    from jaxtd3.bench import scaling
-
-    devices = device_list(args.over_devices or "1")
-    result = scaling.over_devices(config, devices, args.rounds, args.seconds, tell)
-    return result, [describe(config), *scaling.device_lines(result)]
-
-
-def population(args: Bench, config: Config) -> Report:
-    from jaxtd3.bench import population
-
-    size = args.population or 2
-    result = population.population(config, size, args.rounds, args.seconds, tell)
-    return result, [describe(config), *population.lines(result)]
-
-
-def replay_cost(args: Bench, config: Config) -> Report:
-    from jaxtd3.bench import replay
-
-    result = replay.replay_cost(config, args.rounds, args.seconds, tell)
-    return result, [describe(config), *replay.lines(result)]
 
 
 def physics(args: Bench, config: Config) -> Report:
@@ -232,23 +161,35 @@ def physics(args: Bench, config: Config) -> Report:
     return result, physics.lines(result)
 
 
+def from_checkout(module: str, function: str = "command") -> Callable[[Bench, Config], Report]:
+    """A mode that is in `benchmarks/`, beside the package."""
+
+    def mode(args: Bench, config: Config) -> Report:
+        from jaxtd3.bench.checkout import load_benchmark
+
+        result, lines = getattr(load_benchmark(module), function)(args, config, tell)
+        return result, [describe(config), *lines]
+
+    return mode
+
+
 MODES: dict[str, Callable[[Bench, Config], Report]] = {
     "measure": measure,
-    "peers": peers,
-    "roofline": roofline,
-    "scaling": scaling,
-    "breakdown": breakdown,
-    "operations": operations,
-    "over_devices": over_devices,
-    "population": population,
-    "replay_cost": replay_cost,
     "physics": physics,
+    "peers": from_checkout("peers"),
+    "roofline": from_checkout("roofline"),
+    "scaling": from_checkout("scaling"),
+    "breakdown": from_checkout("breakdown"),
+    "operations": from_checkout("operations"),
+    "over_devices": from_checkout("scaling", "devices_command"),
+    "population": from_checkout("population"),
+    "replay_cost": from_checkout("replay"),
 }
 
 
 def describe(config: Config) -> str:
     """What is measured, in one line."""
-    from jaxtd3.bench.roofline import sizes
+    from jaxtd3.bench.counts import sizes
 
     ring = config.env.num_envs * config.replay.length
     return f"{config.env.name}: {sizes(config)}, ring of {ring:,}, {config.replay.n_step}-step"

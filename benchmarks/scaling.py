@@ -86,11 +86,11 @@ def scale_axis(config: Config, points: list[Point], rounds: int, seconds: float)
     """Time and memory of an iteration at every point, the points taking turns."""
     tasks, memory = [], []
     for point in points:
-        parts = build(config.override(point.changes))
-        chunk = chunk_of(parts, LENGTH)
-        usage = chunk.lower(parts.shapes).compile().memory_analysis()
+        program = build(config.override(point.changes))
+        chunk = chunk_of(program, LENGTH)
+        usage = chunk.lower(program.shapes).compile().memory_analysis()
         memory.append(usage.argument_size_in_bytes + usage.temp_size_in_bytes)
-        held = Held(full_state(parts))
+        held = Held(full_state(program))
 
         def run(held: Held = held, chunk: Any = chunk) -> None:
             held.through(chunk)
@@ -113,11 +113,11 @@ def scale_fill(config: Config, rounds: int, seconds: float) -> dict[str, Any]:
 
     One compiled program serves them all: how full the ring is, is a number in its state.
     """
-    parts = build(config)
-    held = Held(full_state(parts))
+    program = build(config)
+    held = Held(full_state(program))
     chunks = {
-        "collect": chunk_of(parts, LENGTH, parts.fns.collect_step),
-        "iteration": chunk_of(parts, LENGTH),
+        "collect": chunk_of(program, LENGTH, program.fns.collect_step),
+        "iteration": chunk_of(program, LENGTH),
     }
     slabs = sorted({max(2, int(config.replay.length * share)) for share in (0.01, 0.5, 1.0)})
     tasks = []
@@ -166,9 +166,9 @@ def scaling(
 # --- devices ------------------------------------------------------------------------------------
 
 
-def allreduce_task(parts: Program, name: str) -> Task:
+def allreduce_task(program: Program, name: str) -> Task:
     """The gradients' all-reduces of one iteration and nothing else."""
-    agent, loop = parts.shapes.agent, parts.config.loop
+    agent, loop = program.shapes.agent, program.config.loop
 
     def zeros(tree: Any) -> Any:
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tree)
@@ -188,10 +188,12 @@ def allreduce_task(parts: Program, name: str) -> Task:
 
         return jax.lax.scan(average, grads, length=LENGTH * loop.policy_updates)[0]
 
-    mapped = jax.shard_map(once, mesh=parts.mesh, in_specs=WHOLE, out_specs=WHOLE, check_vma=False)
-    program = jax.jit(mapped)
+    mapped = jax.shard_map(
+        once, mesh=program.mesh, in_specs=WHOLE, out_specs=WHOLE, check_vma=False
+    )
+    averaged = jax.jit(mapped)
     grads = {"critic": zeros(agent.critic), "actor": zeros(agent.actor)}
-    return Task(name, lambda: jax.block_until_ready(program(grads)), LENGTH)
+    return Task(name, lambda: jax.block_until_ready(averaged(grads)), LENGTH)
 
 
 def over_devices(
@@ -208,20 +210,20 @@ def over_devices(
     tasks = []
     for n in devices:
         tell(f"building for {n} devices")
-        parts = build(config.override({"devices": n}))
-        held = Held(full_state(parts))
+        program = build(config.override({"devices": n}))
+        held = Held(full_state(program))
         steps = {
-            "iteration": parts.fns.train_step,
-            "collect": parts.fns.collect_step,
-            "update": update_step(parts),
+            "iteration": program.fns.train_step,
+            "collect": program.fns.collect_step,
+            "update": update_step(program),
         }
         for name, step in steps.items():
 
-            def run(held: Held = held, chunk: Any = chunk_of(parts, LENGTH, step)) -> None:
+            def run(held: Held = held, chunk: Any = chunk_of(program, LENGTH, step)) -> None:
                 held.through(chunk)
 
             tasks.append(Task(f"{name} {n}", run, LENGTH))
-        tasks.append(allreduce_task(parts, f"allreduce {n}"))
+        tasks.append(allreduce_task(program, f"allreduce {n}"))
     times = interleave(tasks, rounds, seconds)
     table = {
         name: {str(n): spread([1e3 * t for t in times[f"{name} {n}"]]) for n in devices}
@@ -301,3 +303,20 @@ def draw_growth(panel: Axes, x: Sequence[float], y: Sequence[float], name: str, 
     panel.set_xlabel(name, fontsize=8)
     panel.tick_params(labelsize=8)
     panel.grid(color=LIGHT.faint, linewidth=0.6)
+
+
+def command(args: Any, config: Config, tell: Callable[[str], None]) -> tuple[dict, list[str]]:
+    """`jaxtd3 bench --scaling`."""
+    result = scaling(config, chosen(args.axes or ""), args.rounds, args.seconds, tell)
+    plot(result, args.plot)
+    tell(f"wrote {args.plot}")
+    return result, lines(result)
+
+
+def devices_command(
+    args: Any, config: Config, tell: Callable[[str], None]
+) -> tuple[dict, list[str]]:
+    """`jaxtd3 bench --over-devices N,N`."""
+    devices = [int(n) for n in args.over_devices.split(",")]
+    result = over_devices(config, devices, args.rounds, args.seconds, tell)
+    return result, device_lines(result)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,8 +18,9 @@ import jax
 
 from jaxtd3.bench.counts import flops, learner_dots, update_step
 from jaxtd3.bench.programs import Held, full_state
+from jaxtd3.config.config import Config
 from jaxtd3.errors import UserError
-from jaxtd3.run.program import Program, chunk_of
+from jaxtd3.run.program import Program, build, chunk_of
 
 PRODUCTS, OTHER = "matrix products", "everything else"
 
@@ -98,13 +99,13 @@ def recorded(folder: Path, known: Mapping[str, str]) -> dict[str, float]:
     return spent
 
 
-def operations(parts: Program, length: int = 10, calls: int = 3) -> dict[str, Any]:
+def operations(program: Program, length: int = 10, calls: int = 3) -> dict[str, Any]:
     """Milliseconds an iteration of every kind of operation in its updates."""
     if jax.default_backend() != "cpu":
         raise UserError("--operations reads a CPU's trace; on a GPU: jax.profiler and xprof")
-    chunk = chunk_of(parts, length, update_step(parts))
-    known = describe(chunk.lower(parts.shapes).compile().as_text())
-    held = Held(full_state(parts))
+    chunk = chunk_of(program, length, update_step(program))
+    known = describe(chunk.lower(program.shapes).compile().as_text())
+    held = Held(full_state(program))
     held.through(chunk)
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
@@ -117,9 +118,9 @@ def operations(parts: Program, length: int = 10, calls: int = 3) -> dict[str, An
     for name, seconds in spent.items():
         kinds[kind_of(known[name])] += 1e3 * seconds / (calls * length)
     return {
-        "env": parts.config.env.name,
+        "env": program.config.env.name,
         "milliseconds": kinds,
-        "product_gflops": flops(learner_dots(parts)) / max(kinds[PRODUCTS], 1e-9) / 1e6,
+        "product_gflops": flops(learner_dots(program)) / max(kinds[PRODUCTS], 1e-9) / 1e6,
     }
 
 
@@ -132,3 +133,10 @@ def lines(result: Mapping[str, Any]) -> list[str]:
         rate = f"   {result['product_gflops']:.3g} GFLOP/s" if kind == PRODUCTS else ""
         body.append(f"{kind:<44}{value:>16.3g}{100 * value / whole:>7.1f}%{rate}")
     return [*body, f"{'all updates':<44}{whole:>16.3g}"]
+
+
+def command(args: Any, config: Config, tell: Callable[[str], None]) -> tuple[dict, list[str]]:
+    """`jaxtd3 bench --operations`."""
+    tell("compiling, then tracing some calls")
+    result = operations(build(config), args.chunk)
+    return result, lines(result)

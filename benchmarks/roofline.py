@@ -7,7 +7,7 @@ stands in every line; the assumptions are printed with the result.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from jaxtd3.config.config import Config
 from jaxtd3.core.types import TrainState
 from jaxtd3.loop.chunk import make_chunk
 from jaxtd3.run.memory import tree_bytes
-from jaxtd3.run.program import Program
+from jaxtd3.run.program import Program, build
 
 FASTTD3_GFLOP = 1225.0  # of one iteration of FastTD3 with G1's defaults
 FASTTD3_MS = 86.7  # an iteration of FastTD3 on an A100, G1 flat, from its authors' logs
@@ -59,10 +59,10 @@ class Assumptions:
     """GPUs of one machine, for the all-reduce."""
 
 
-def counts(parts: Program) -> dict[str, float]:
+def counts(program: Program) -> dict[str, float]:
     """What one iteration does, on one device."""
-    config, spec, shapes = parts.config, parts.env.spec, parts.shapes
-    dots = count.learner_dots(parts)
+    config, spec, shapes = program.config, program.env.spec, program.shapes
+    dots = count.learner_dots(program)
     return {
         "flops": count.flops(dots),
         "flops_by_hand": count.mlp_flops(spec, config) if config.agent.network == "mlp" else 0,
@@ -104,10 +104,10 @@ SCATTER_ADD = re.compile(
 )
 
 
-def lower(parts: Program, step: Any) -> str:
+def lower(program: Program, step: Any) -> str:
     """A chunk of a step as StableHLO for CUDA."""
-    chunk: Any = make_chunk(step, 2, parts.layout)
-    return chunk.trace(parts.shapes).lower(lowering_platforms=("cuda",)).as_text()
+    chunk: Any = make_chunk(step, 2, program.layout)
+    return chunk.trace(program.shapes).lower(lowering_platforms=("cuda",)).as_text()
 
 
 def is_highest(dot: count.Dot) -> bool:
@@ -119,21 +119,21 @@ def is_default(dot: count.Dot) -> bool:
     return dot.precision == "None" or "DEFAULT" in dot.precision
 
 
-def cuda_facts(parts: Program) -> dict[str, int]:
+def cuda_facts(program: Program) -> dict[str, int]:
     """What the whole chunk, its learner and its environments look like on a GPU."""
 
     def env_step(state: TrainState) -> Any:
-        action = jnp.zeros((state.env.obs.shape[0], parts.env.spec.action_size))
-        return parts.env.step(state.env, action, state.key)
+        action = jnp.zeros((state.env.obs.shape[0], program.env.spec.action_size))
+        return program.env.step(state.env, action, state.key)
 
-    env = count.count_dots(count.trace(parts, env_step))
-    learner = count.count_dots(count.trace(parts, count.update_step(parts)))
-    whole = count.count_dots(count.trace(parts, parts.fns.train_step))
+    env = count.count_dots(count.trace(program, env_step))
+    learner = count.count_dots(count.trace(program, count.update_step(program)))
+    whole = count.count_dots(count.trace(program, program.fns.train_step))
     return {
         "learner_scatter_adds_f32": len(
-            SCATTER_ADD.findall(lower(parts, count.update_step(parts)))
+            SCATTER_ADD.findall(lower(program, count.update_step(program)))
         ),
-        "chunk_scatter_adds_f32": len(SCATTER_ADD.findall(lower(parts, parts.fns.train_step))),
+        "chunk_scatter_adds_f32": len(SCATTER_ADD.findall(lower(program, program.fns.train_step))),
         "env_dots": sum(env.values()),
         "env_dots_default": sum(n for dot, n in env.items() if is_default(dot)),
         "env_dots_highest": sum(n for dot, n in env.items() if is_highest(dot)),
@@ -154,21 +154,21 @@ def verdicts(facts: Mapping[str, int], collect_steps: int = 1) -> dict[str, bool
     }
 
 
-def roofline(parts: Program, gpu: str, lowered: bool = True) -> dict[str, Any]:
+def roofline(program: Program, gpu: str, lowered: bool = True) -> dict[str, Any]:
     """The prediction for one GPU, its counts, and the checks of the program for CUDA."""
-    found = counts(parts)
+    found = counts(program)
     result: dict[str, Any] = {
-        "env": parts.config.env.name,
+        "env": program.config.env.name,
         "gpu": GPUS[gpu].name,
         "counts": found,
-        "predicted": predict(found, GPUS[gpu], parts.config),
+        "predicted": predict(found, GPUS[gpu], program.config),
         "assumptions": vars(Assumptions()),
         "gflop_over_fasttd3": found["flops"] / 1e9 / FASTTD3_GFLOP,
     }
     if lowered:
-        facts = cuda_facts(parts)
+        facts = cuda_facts(program)
         result["cuda"] = facts
-        result["checks"] = verdicts(facts, parts.config.loop.collect_steps)
+        result["checks"] = verdicts(facts, program.config.loop.collect_steps)
     return result
 
 
@@ -188,7 +188,6 @@ def lines(result: Mapping[str, Any], config: Config) -> list[str]:
 
     body = [
         f"{result['env']} on one {sheet.name}: PREDICTED from counts, not measured",
-        f"  {sizes(config)}",
         row("matrix products", told["matmul_ms"], "ms", explain(found, result)),
         row("memory", told["memory_ms"], "ms", f"replay {mb('replay_bytes')}, "
             f"parameters and optimiser {mb('param_bytes')}"),
@@ -206,16 +205,6 @@ def lines(result: Mapping[str, Any], config: Config) -> list[str]:
     if "cuda" in result:
         body.append("  " + ", ".join(f"{k} {v}" for k, v in result["cuda"].items()))
     return body
-
-
-def sizes(config: Config) -> str:
-    """What the prediction is for, in one line."""
-    loop, agent = config.loop, config.agent
-    return (
-        f"{config.env.num_envs:,} envs, batch {config.replay.batch_size:,}, "
-        f"{loop.critic_updates} critic and {loop.policy_updates} policy updates, "
-        f"critics {agent.critic_hidden}, actor {agent.actor_hidden}, {agent.compute}"
-    )
 
 
 def assumed(assume: Assumptions, gpu: Gpu) -> list[str]:
@@ -236,3 +225,10 @@ def explain(found: Mapping[str, float], result: Mapping[str, Any]) -> str:
     differs = result["gflop_over_fasttd3"] - 1
     why = "the same products" if abs(differs) < 0.05 else "other sizes than its G1 defaults"
     return f"{told}; FastTD3's G1 defaults {FASTTD3_GFLOP:,.0f}: {100 * differs:+.1f} %, {why}"
+
+
+def command(args: Any, config: Config, tell: Callable[[str], None]) -> tuple[dict, list[str]]:
+    """`jaxtd3 bench --roofline GPU`."""
+    tell("tracing, and lowering for CUDA; nothing is run")
+    result = roofline(build(config), args.roofline)
+    return result, lines(result, config)

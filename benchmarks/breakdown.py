@@ -16,10 +16,11 @@ import jax.numpy as jnp
 
 from jaxtd3.bench.programs import Held, chunk_task, env_task, full_state, gemm_task, learner_tasks
 from jaxtd3.bench.timing import interleave, spread
+from jaxtd3.config.config import Config
 from jaxtd3.core.sharding import local_key
 from jaxtd3.core.types import Array, Batch, Metrics, TrainState, Transition
 from jaxtd3.loop.step import make_noise
-from jaxtd3.run.program import Program, chunk_of
+from jaxtd3.run.program import Program, build, chunk_of
 
 Piece = Callable[[TrainState, Array], tuple[TrainState, Any]]
 """piece(state, key) -> (state, something that depends on all it computed)"""
@@ -31,28 +32,28 @@ def total(tree: Any) -> Array:
     return jnp.stack([jnp.sum(x, dtype=jnp.float32) for x in leaves]).sum()
 
 
-def example(parts: Program, state: TrainState) -> tuple[Transition, Batch]:
+def example(program: Program, state: TrainState) -> tuple[Transition, Batch]:
     """A transition of every environment and a batch, as the pieces take them."""
 
     def make(state: TrainState) -> tuple[Any, Any]:
         key = jax.random.key(0)
-        action = jnp.zeros((state.env.obs.shape[0], parts.env.spec.action_size))
-        _, tr, _ = parts.env.step(state.env, action, key)
-        return tr, parts.replay.sample(state.replay, key, state.agent.hyper.gamma)
+        action = jnp.zeros((state.env.obs.shape[0], program.env.spec.action_size))
+        _, tr, _ = program.env.step(state.env, action, key)
+        return tr, program.replay.sample(state.replay, key, state.agent.hyper.gamma)
 
-    specs = jax.tree.map(lambda sharding: sharding.spec, parts.layout)
+    specs = jax.tree.map(lambda sharding: sharding.spec, program.layout)
     mapped = jax.shard_map(
-        make, mesh=parts.mesh, in_specs=(specs,), out_specs=jax.P(), check_vma=False
+        make, mesh=program.mesh, in_specs=(specs,), out_specs=jax.P(), check_vma=False
     )
     # By way of the host: constants of a sharded program lie on no mesh.
     return jax.tree.map(jnp.asarray, jax.device_get(jax.jit(mapped)(state)))
 
 
-def pieces(parts: Program, state: TrainState) -> dict[str, Piece]:
+def pieces(program: Program, state: TrainState) -> dict[str, Piece]:
     """Every piece as a step of the training state, so that scans run it as training does."""
-    agent, replay, env = parts.agent, parts.replay, parts.env
-    noise = make_noise(parts.config.loop)
-    tr, batch = example(parts, state)
+    agent, replay, env = program.agent, program.replay, program.env
+    noise = make_noise(program.config.loop)
+    tr, batch = example(program, state)
 
     def act(state: TrainState, key: Array) -> tuple[TrainState, Any]:
         action = agent.act(state.agent, state.env.obs)
@@ -110,26 +111,26 @@ def as_step(piece: Piece, axis_name: str) -> Callable[[TrainState], tuple[TrainS
 
 
 def breakdown(
-    parts: Program,
+    program: Program,
     rounds: int,
     seconds: float,
     length: int = 10,
     tell: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Milliseconds per call of every piece, beside the wholes."""
-    held = Held(full_state(parts))
-    found = pieces(parts, held.state)
-    tasks = learner_tasks(parts, held, length)
-    tasks += [env_task(parts, held, length), gemm_task(parts)]
-    axis = parts.mesh.axis_names[0]
+    held = Held(full_state(program))
+    found = pieces(program, held.state)
+    tasks = learner_tasks(program, held, length)
+    tasks += [env_task(program, held, length), gemm_task(program)]
+    axis = program.mesh.axis_names[0]
     for name, piece in found.items():
-        chunk = chunk_of(parts, length, as_step(piece, axis))
+        chunk = chunk_of(program, length, as_step(piece, axis))
         tasks.append(chunk_task(name, chunk, held, length))
     tell(f"timing {', '.join(task.name for task in tasks)}")
     times = interleave(tasks, rounds, seconds)
-    loop = parts.config.loop
+    loop = program.config.loop
     return {
-        "env": parts.config.env.name,
+        "env": program.config.env.name,
         "milliseconds": {name: spread([1e3 * t for t in taken]) for name, taken in times.items()},
         "calls": calls(loop.collect_steps, loop.critic_updates, loop.policy_updates),
     }
@@ -162,3 +163,9 @@ def lines(result: Mapping[str, Any]) -> list[str]:
         times = f"{value['median']:>10.3g}{often[name]:>7}{100 * share:>7.1f}%"
         body.append(f"{name:<22}{times}   {value['low']:.3g} .. {value['high']:.3g}")
     return body
+
+
+def command(args: Any, config: Config, tell: Callable[[str], None]) -> tuple[dict, list[str]]:
+    """`jaxtd3 bench --breakdown`."""
+    result = breakdown(build(config), args.rounds, args.seconds, args.chunk, tell)
+    return result, lines(result)

@@ -15,8 +15,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxtd3.bench.timing import Task
 from jaxtd3.config.config import Config
 from jaxtd3.core.types import Array, BatchEnv
+from jaxtd3.run.program import Program
 
 
 class Setup(NamedTuple):
@@ -86,6 +88,29 @@ def step(s: Setup, state: Sketch) -> Sketch:
     for i in range(loop.critic_updates):
         state = update(s, state, with_policy=(i + 1) % every == 0)
     return state
+
+
+def sketch_task(program: Program, length: int, seed: int = 0) -> Task:
+    """The baseline on the same environments and sizes, its ring full too."""
+    init, step, _ = make_sketch(program.env, program.config)
+
+    @jax.jit
+    def first(key: Any, env: Any) -> Any:
+        state = init(key, env)
+        ring = {k: jax.random.normal(key, v.shape) for k, v in state.ring.items()}
+        return state._replace(ring=ring, size=state.size + ring["reward"].shape[0])
+
+    chunk = jax.jit(
+        lambda s: jax.lax.scan(lambda s, _: (step(s), None), s, length=length)[0],
+        donate_argnums=0,
+    )
+    key = jax.random.key(seed)
+    held = [first(key, program.env.init(key))]
+
+    def run() -> None:
+        held[0] = jax.block_until_ready(chunk(held[0]))
+
+    return Task("sketch", run, length)
 
 
 # --- networks -----------------------------------------------------------------------------------

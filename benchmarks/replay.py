@@ -106,3 +106,9 @@ def lines(result: Mapping[str, Any]) -> list[str]:
     ]
     cost = result["sample_cost"]["median"]
     return [*told, f"a prioritised batch costs {cost:.2f} of a uniform one"]
+
+
+def command(args: Any, config: Config, tell: Callable[[str], None]) -> tuple[dict, list[str]]:
+    """`jaxtd3 bench --replay-cost`."""
+    result = replay_cost(config, args.rounds, args.seconds, tell)
+    return result, lines(result)

@@ -69,3 +69,9 @@ def lines(result: Mapping[str, Any]) -> list[str]:
         f"a member costs {cost['median']:.2f} of a single run ({cost['low']:.2f} .. "
         f"{cost['high']:.2f})",
     ]
+
+
+def command(args: Any, config: Config, tell: Callable[[str], None]) -> tuple[dict, list[str]]:
+    """`jaxtd3 bench --population SIZE`."""
+    result = population(config, args.population, args.rounds, args.seconds, tell)
+    return result, lines(result)
