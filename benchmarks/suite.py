@@ -23,6 +23,7 @@ from typing import Any
 from benchmarks.table import markdown
 from jaxtd3.cli.flags import parse
 from jaxtd3.cli.main import complain
+from jaxtd3.durable import write_whole
 from jaxtd3.errors import UserError, nearest
 from jaxtd3.runtime import BF16_UNITS, cpu_flags, cpu_has_bf16, prepare
 
@@ -245,9 +246,7 @@ def write(out: Path, found: dict[str, Any]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     texts = {"latest.json": json.dumps(found, indent=1) + "\n", "latest.md": markdown(found)}
     for name, text in texts.items():
-        part = out / f"{name}.part"
-        part.write_text(text)
-        part.replace(out / name)
+        write_whole(out / name, text)
 
 
 def main(argv: list[str]) -> int:

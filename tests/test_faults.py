@@ -265,14 +265,14 @@ def session(parts, program, tmp_path, monkeypatch):
 def test_a_run_that_has_nothing_to_learn_from_stops(session):
     """A NaN policy makes every step NaN: that is said, not called completed."""
     run = session()
-    first = run.parts.fns.init
+    first = run.program.fns.init
 
     def poisoned(key):
         state = first(key)
         actor = jax.tree.map(lambda x: x * jnp.nan, state.agent.actor)
         return state.replace(agent=state.agent.replace(actor=actor))
 
-    run.parts = run.parts._replace(fns=run.parts.fns._replace(init=poisoned))
+    run.program = run.program._replace(fns=run.program.fns._replace(init=poisoned))
     summary = run.run()
     assert summary["status"] == "failed"
     assert "not one of" in summary["error"]
@@ -383,7 +383,7 @@ def test_a_fault_is_dumped_and_replayed(session, parts, tmp_path, capsys):
         critic = jax.tree.map(lambda x: x * jnp.nan, state.agent.critic)
         return state.replace(agent=state.agent.replace(critic=critic))
 
-    sick.parts = sick.parts._replace(fns=sick.parts.fns._replace(init=poisoned))
+    sick.program = sick.program._replace(fns=sick.program.fns._replace(init=poisoned))
     found = sick.run()
     assert found["status"] == "failed"
     assert "critic_loss not finite: " in found["error"]
@@ -414,13 +414,13 @@ def test_the_reset_pool_is_refreshed_before_every_chunk_but_the_first(session, p
         return state
 
     watched = session()
-    watched.parts = watched.parts._replace(env=parts.env._replace(refresh=refresh))
+    watched.program = watched.program._replace(env=parts.env._replace(refresh=refresh))
     found = watched.run()
     assert len(keys) == len(set(keys)) == len(pools) == 3
 
     still = session()
     still.run_dir = still.run_dir.with_name("still")
-    still.parts = still.parts._replace(env=parts.env._replace(refresh=lambda state, key: state))
+    still.program = still.program._replace(env=parts.env._replace(refresh=lambda state, key: state))
     assert still.run()["state_sha256"] != found["state_sha256"]  # it matters
 
 

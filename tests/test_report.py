@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 import jaxtd3
-from jaxtd3.output import plots, report, video
+from jaxtd3.output import page, plots, report, video
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 SUMMARY = {
@@ -96,22 +96,22 @@ def test_half_a_line_is_skipped(run_dir):
 def test_page_has_all_and_needs_nothing(run_dir):
     assert report.write_report(run_dir) == run_dir / "report.html"
     text = (run_dir / "report.html").read_text()
-    page = Page(text)
-    found = [decode(uri) for uri in page.sources()]  # every reference is inside the page
+    html = Page(text)
+    found = [decode(uri) for uri in html.sources()]  # every reference is inside the page
     pictures = [data for kind, data in found if kind == "image/png"]
     assert len(pictures) == 8  # curves, behaviour, terms, losses; light and dark
     for data in pictures:
         with Image.open(io.BytesIO(data)) as image:
             assert np.asarray(image.convert("L")).std() > 3
     assert [d for k, d in found if k == "video/mp4"] == [(run_dir / "video.mp4").read_bytes()]
-    video = next(a for tag, a in page.tags if tag == "video")
+    video = next(a for tag, a in html.tags if tag == "video")
     assert {"controls", "autoplay", "loop", "muted"} <= set(video)
     assert not re.search(r"https?://|//[a-z]+\.|@import|url\(", text)
-    assert not {"script", "link", "iframe", "object"} & {tag for tag, _ in page.tags}
+    assert not {"script", "link", "iframe", "object"} & {tag for tag, _ in html.tags}
     for shown in ("Pendulum", "time limit", "-150.2", "-140.5", "102M", "26.3k", "1 h 5 min"):
-        assert shown in page.text, shown
+        assert shown in html.text, shown
     for shown in ("12.5 s", "25", "critic lr", "0.0003", "TFRT_CPU_0", "compiling", "97 %"):
-        assert shown in page.text, shown
+        assert shown in html.text, shown
 
 
 def test_curves(run_dir):
@@ -148,8 +148,8 @@ def test_weighted_return_is_drawn_where_it_differs():
 
 def test_config_alone_is_enough(tmp_path):
     (tmp_path / "config.json").write_text('{"env": {"name": "X"}, "run": {"seed": 4}}')
-    page = Page(report.write_report(tmp_path).read_text())
-    assert {"X", "running", "seed"} <= set(page.text.split())
+    html = Page(report.write_report(tmp_path).read_text())
+    assert {"X", "running", "seed"} <= set(html.text.split())
     assert (tmp_path / "curves.png").is_file()
 
 
@@ -184,7 +184,7 @@ def test_everything_is_escaped(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
     text = report.write_report(tmp_path).read_text()
     assert "<script" not in text
-    assert text.count("&lt;script&gt;alert(&#x27;1&#x27;)&lt;/script&gt;&quot;&#x27;&amp;") >= 15
+    assert text.count("&lt;script&gt;alert(&#39;1&#39;)&lt;/script&gt;&#34;&#39;&amp;") >= 15
     assert {tag for tag, _ in Page(text).tags} <= {
         *("html", "head", "meta", "title", "style", "body", "main", "header", "h1", "h2", "h3"),
         *("span", "p", "div", "section", "table", "tr", "td", "th", "br", "picture", "source"),
@@ -196,8 +196,8 @@ def test_gif_is_shown_too(run_dir):
     (run_dir / "video.mp4").unlink()
     frames = (np.full((8, 8, 3), 20 * i, np.uint8) for i in range(4))
     video.write_video(frames, run_dir / "video.gif", 10)
-    page = Page(report.write_report(run_dir).read_text())
-    assert "image/gif" in [decode(uri)[0] for uri in page.sources()]
+    html = Page(report.write_report(run_dir).read_text())
+    assert "image/gif" in [decode(uri)[0] for uri in html.sources()]
 
 
 @pytest.mark.parametrize(
@@ -212,14 +212,14 @@ def test_gif_is_shown_too(run_dir):
     ],
 )
 def test_short(value, shown):
-    assert report.short(value) == shown
+    assert page.short(value) == shown
 
 
 @pytest.mark.parametrize(
     ("seconds", "shown"), [(8.44, "8.4 s"), (200, "3 min 20 s"), (7500, "2 h 5 min"), (None, "")]
 )
 def test_duration(seconds, shown):
-    assert report.duration(seconds) == shown
+    assert page.duration(seconds) == shown
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")

@@ -75,9 +75,9 @@ class Fast(Session):
     programs: ClassVar[dict] = {}
 
     def compile(self):
-        if self.parts.fns not in self.programs:
-            self.programs[self.parts.fns] = super().compile()
-        return self.programs[self.parts.fns]
+        if self.program.fns not in self.programs:
+            self.programs[self.program.fns] = super().compile()
+        return self.programs[self.program.fns]
 
 
 @pytest.fixture(scope="module")

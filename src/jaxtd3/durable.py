@@ -1,4 +1,7 @@
-"""Directories that are whole or not there: sealed by a manifest, published by a rename.
+"""Files and directories that are whole or not there.
+
+A file is written under another name and renamed (`whole_file`, `write_whole`). A directory is
+sealed by a manifest and published by a rename.
 
 A sealed directory is good if its manifest tells of exactly the files that are there: flipped bits,
 cut, missing and added files all show. The files are found by walking, links are not followed, and
@@ -7,6 +10,7 @@ no name that is read from a manifest is ever used as a path.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -14,6 +18,7 @@ import json
 import os
 import shutil
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +29,24 @@ TEMP, ASIDE = ".tmp-", ".old-"
 JSON_LIMIT = 64 << 20
 NO_ROOM = ("No space left on device", "quota exceeded", "File too large")
 UNREADABLE = (OSError, ValueError, LookupError, TypeError, RecursionError)
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A file to write, which gets its name at the end; nothing is left of it where that fails."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        yield part
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, content: str | bytes) -> Path:
+    """Write a file at once: a reader finds the old one or the new one."""
+    with whole_file(path) as part:
+        part.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
 
 
 def seal(path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxtd3.deploy.package import ROBUSTNESS_FILE, controller_of, known_robot, playground_of
+from jaxtd3.durable import write_whole
 from jaxtd3.errors import UserError
 
 if TYPE_CHECKING:
@@ -137,12 +138,9 @@ def write(folder: Path, results: Mapping[str, Any]) -> None:
     """robustness.json and robustness.png, each whole or not at all."""
     text = (json.dumps(results, indent=2) + "\n").encode()
     for name, content in ((ROBUSTNESS_FILE, text), (PICTURE_FILE, picture(results))):
-        part = folder / f".{name}.part"
         try:
-            part.write_bytes(content)
-            os.replace(part, folder / name)
+            write_whole(folder / name, content)
         except OSError as error:
-            part.unlink(missing_ok=True)
             raise UserError(f"cannot write {folder / name}: {error.strerror}") from error
 
 

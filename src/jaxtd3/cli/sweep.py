@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from jaxtd3.config.config import Config
     from jaxtd3.run.progress import Progress
     from jaxtd3.sweep.plan import Space
-    from jaxtd3.sweep.waves import Parts, Waves
+    from jaxtd3.sweep.waves import SweepProgram, Waves
 
 PLAN_FILE = "sweep.json"
 FREE = {  # flags that a resumed sweep may be given anew: none of them changes what is trained
@@ -168,16 +168,16 @@ def run(
     ui.stage("loading")
     asked = [name for name in (args.metric, *args.pareto) if name and ":" in name]
     extra = dict(load_metric(name) for name in asked)
-    parts = build(config, extra)
-    check_names(space, parts.env.spec, config)
+    program = build(config, extra)
+    check_names(space, program.env.spec, config)
     own = lambda name: name.partition(":")[2] if name and ":" in name else name  # noqa: E731
-    metric = choose_metric(own(args.metric), parts.metrics)
-    pair = [choose_metric(own(name), parts.metrics) for name in args.pareto]
-    pair = pair or [metric, next(n for n in other_metrics(metric) if n in parts.metrics)]
+    metric = choose_metric(own(args.metric), program.metrics)
+    pair = [choose_metric(own(name), program.metrics) for name in args.pareto]
+    pair = pair or [metric, next(n for n in other_metrics(metric) if n in program.metrics)]
     for line in [*notes, *describe(config)]:
         ui.note(line)
-    plan = saved or make_plan(config, space, parts, args.members_at_once)
-    return Session(plan, parts, metric, (pair[0], pair[1]), run_dir, args, ui).run()
+    plan = saved or make_plan(config, space, program, args.members_at_once)
+    return Session(plan, program, metric, (pair[0], pair[1]), run_dir, args, ui).run()
 
 
 def other_metrics(metric: str) -> list[str]:
@@ -186,7 +186,7 @@ def other_metrics(metric: str) -> list[str]:
     return [name for name in usual if name != metric]
 
 
-def make_plan(config: Config, space: Space, parts: Parts, at_once: int | None) -> Plan:
+def make_plan(config: Config, space: Space, program: SweepProgram, at_once: int | None) -> Plan:
     """How many members are trained at once: as asked, or as memory allows."""
     import jax
 
@@ -194,7 +194,7 @@ def make_plan(config: Config, space: Space, parts: Parts, at_once: int | None) -
     from jaxtd3.sweep.waves import most_members
 
     groups = space.trials or len(combinations(space, config.run.seed))
-    most = most_members(parts) if at_once is None else at_once
+    most = most_members(program) if at_once is None else at_once
     most = min(most, groups * space.seeds)
     if space.trials:  # Optuna learns between waves: a few of them, whole groups each
         if at_once is None:
@@ -207,8 +207,10 @@ def make_plan(config: Config, space: Space, parts: Parts, at_once: int | None) -
 class Session:
     """One sweep on the host."""
 
-    def __init__(self, plan: Plan, parts: Parts, metric: str, pair, run_dir: Path, args, ui):
-        self.plan, self.parts, self.metric, self.pair = plan, parts, metric, pair
+    def __init__(
+        self, plan: Plan, program: SweepProgram, metric: str, pair, run_dir: Path, args, ui
+    ):
+        self.plan, self.program, self.metric, self.pair = plan, program, metric, pair
         self.run_dir, self.args, self.ui = run_dir.absolute(), args, ui
         self.started = time.perf_counter()
 
@@ -226,7 +228,7 @@ class Session:
             stack.enter_context(RunLock(self.run_dir))
             if not (self.run_dir / PLAN_FILE).exists():
                 write_json(self.run_dir / PLAN_FILE, self.plan.to_dict())
-            waves = Waves(self.parts, self.plan.at_once, self.run_dir, self.ui, self.mesh())
+            waves = Waves(self.program, self.plan.at_once, self.run_dir, self.ui, self.mesh())
             members, status = self.loop(waves, stop)
             return self.finish(waves, members, status)
 
@@ -245,7 +247,7 @@ class Session:
         """Every wave, in order: (members found, status)."""
         from jaxtd3.sweep.source import make_source
 
-        high = self.parts.metrics[self.metric].high
+        high = self.program.metrics[self.metric].high
         source = make_source(self.plan, self.run_dir, self.metric, high)
         iterations = self.plan.config.run.iterations
         waves_text = f"{source.waves} wave" + ("s" if source.waves > 1 else "")
@@ -270,7 +272,7 @@ class Session:
     def tell_wave(self, number: int, count: int, found: list[dict]) -> None:
         from jaxtd3.sweep.results import sort_key
 
-        high = self.parts.metrics[self.metric].high
+        high = self.program.metrics[self.metric].high
         best = min(found, key=lambda m: sort_key(m["metrics"][self.metric], high))
         value = best["metrics"][self.metric]
         shown = "not finite" if value is None else f"{value:.4g}"
@@ -302,7 +304,7 @@ class Session:
 
         members = sorted(members, key=lambda m: m["index"])
         plan = self.plan.to_dict()
-        results = summarize(plan, members, self.parts.metrics, self.metric, self.pair)
+        results = summarize(plan, members, self.program.metrics, self.metric, self.pair)
         results |= {
             "status": status,
             "traces": waves.traces,
@@ -329,7 +331,7 @@ class Session:
 
         self.ui.update(stage="video")
         try:
-            return film_best(self.parts, self.run_dir, results)
+            return film_best(self.program, self.run_dir, results)
         except Exception as error:
             said = " ".join(str(error).split()) or type(error).__name__
             self.ui.note(said if said.startswith("no ") else f"no video: {said}")

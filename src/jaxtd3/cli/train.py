@@ -197,24 +197,25 @@ def run(config: Config, notes: list[str], run_dir: Path, args: Train, ui: Progre
 
     ui.update(title=f"{config.env.name} · {config.algo} · seed {config.run.seed}")
     ui.stage("loading")
-    parts = build(config)
-    for line in [*notes, *describe(config), *memory.describe(config, parts.env.spec, parts.shapes)]:
+    program = build(config)
+    needs = memory.describe(config, program.env.spec, program.shapes)
+    for line in [*notes, *describe(config), *needs]:
         ui.note(line)
-    meshes = getattr(parts.env.env, "meshes", None)
+    meshes = getattr(program.env.env, "meshes", None)
     if meshes is not None and meshes.robots:
         ui.note(f"meshes: {meshes}")
-    physics = getattr(parts.env.env, "physics", None)
+    physics = getattr(program.env.env, "physics", None)
     if physics is not None:
         ui.note(f"physics: {physics}")
-    memory.check(config, parts.shapes)
+    memory.check(config, program.shapes)
     judge = None
     if config.run.best == "robust":
         from jaxtd3.deploy.judge import make_judge
 
-        judge = make_judge(parts)
+        judge = make_judge(program)
     options = Options(**{f.name: getattr(args, f.name) for f in dataclasses.fields(Options)})
     try:
-        return Session(parts, run_dir, options, ui, judge).run()
+        return Session(program, run_dir, options, ui, judge).run()
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise

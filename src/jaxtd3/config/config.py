@@ -21,7 +21,7 @@ from jaxtd3.config.sections import (
     ReplayConfig,
     RunConfig,
 )
-from jaxtd3.durable import read_json
+from jaxtd3.durable import read_json, write_whole
 from jaxtd3.errors import UserError, nearest
 
 
@@ -77,7 +77,7 @@ class Config:
         return dataclasses.asdict(self)
 
     def save(self, path: Path) -> None:
-        path.write_text(json.dumps(self.to_dict(), indent=2) + "\n")
+        write_whole(path, json.dumps(self.to_dict(), indent=2) + "\n")
 
 
 INT32, INT64, FLOAT32 = 2**31 - 1, 2**63 - 1, 3.4e38

@@ -12,7 +12,6 @@ file, so that agreeing with it means something. The file is NumPy's `.npz`, with
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from jaxtd3.deploy.controller import advance, first_state, observe, window
 from jaxtd3.deploy.controller_onnx import ACTION, OBSERVATION, TARGETS
 from jaxtd3.deploy.robot import fallen, find_places, read_sensors
 from jaxtd3.deploy.runtime import Controller
+from jaxtd3.durable import whole_file
 from jaxtd3.errors import UserError
 
 STEPS = 200
@@ -92,10 +92,8 @@ def replay_error(controller: Controller, trace: Trace) -> float:
 
 
 def save_trace(path: Path, trace: Trace) -> None:
-    part = path.with_name(f".{path.name}.part")
-    with open(part, "wb") as file:
+    with whole_file(path) as part, open(part, "wb") as file:
         np.savez_compressed(file, **trace)  # type: ignore[arg-type]
-    os.replace(part, path)
 
 
 def load_trace(path: Path, controller: Controller) -> Trace:

@@ -1,10 +1,10 @@
-"""Draw a recorded trajectory: a program of its own, started by `render.py`.
+"""Draw a recorded trajectory: a program of its own, started by `video.py`.
 
 A crash in a graphics driver ends this process and nothing else, and MUJOCO_GL can still be chosen,
 which MuJoCo reads once, when it is imported. It needs NumPy and MuJoCo only, so it starts quickly.
 
-    python -P draw.py             draw one small picture; the name of what draws it on stdout
-    python -P draw.py FOLDER      model.mjb, job.json, trajectory.npz -> raw RGB frames on stdout
+    python -P draw_video.py           draw one small picture; the name of what draws it on stdout
+    python -P draw_video.py FOLDER    model.mjb, job.json, trajectory.npz -> RGB frames on stdout
 """
 
 import json

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from jaxtd3.durable import write_whole
 from jaxtd3.errors import UserError
 
 Row = Mapping[str, Any]
@@ -78,9 +79,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 def truncate_rows(path: Path, iteration: int) -> list[dict[str, Any]]:
     """Drop lines beyond `iteration`, which a resumed run will write again; those that stay."""
     rows = [row for row in read_rows(path) if row["iteration"] <= iteration]
-    part = path.with_name(path.name + ".part")
-    part.write_text("".join(dumps(row) + "\n" for row in rows))
-    part.replace(path)
+    write_whole(path, "".join(dumps(row) + "\n" for row in rows))
     return rows
 
 

@@ -20,6 +20,7 @@ import numpy as np
 from jaxtd3.agent.td3 import fast_td3
 from jaxtd3.config.sections import AgentConfig
 from jaxtd3.core.types import Array, BatchEnv, EnvSpec
+from jaxtd3.durable import write_whole
 from jaxtd3.envs.playground.bounds import Bounds, stretch
 from jaxtd3.errors import UserError
 from jaxtd3.output.onnx_layers import Graph, write_actor
@@ -56,9 +57,7 @@ def export_onnx(
     error = compare(runtime, model.SerializeToString(), spec, agent_state, agent_cfg, bounds)
     if not error <= TOLERANCE:
         raise UserError(f"the exported policy differs from JAX's by {error:.1e}: nothing written")
-    part = out.with_name(out.name + ".part")
-    part.write_bytes(model.SerializeToString())
-    part.replace(out)
+    write_whole(out, model.SerializeToString())
     return error
 
 

@@ -1,6 +1,6 @@
 """Videos of a policy, without a screen.
 
-    rollout (device) -> trajectory (host) -> draw.py (a process of its own) -> frames -> ffmpeg
+    record (device) -> trajectory (host) -> draw_video.py (its own process) -> frames -> ffmpeg
 
 Training is never touched: drawing that fails raises `RenderUnavailable` here, and no more.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import math
 import os
@@ -16,11 +17,11 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, NamedTuple
 
+import imageio_ffmpeg
 import jax
 import jax.numpy as jnp
 import mujoco
@@ -28,6 +29,7 @@ import numpy as np
 
 from jaxtd3.config.sections import EnvConfig
 from jaxtd3.core.types import Agent, Array, BatchEnv, EnvState
+from jaxtd3.durable import whole_file
 from jaxtd3.envs.batch import batch_env
 from jaxtd3.envs.playground.meshes import STANDINS
 from jaxtd3.errors import UserError, nearest
@@ -101,31 +103,27 @@ def model_of(env: BatchEnv) -> mujoco.MjModel | None:
     return getattr(env.env, "mj_model", None)
 
 
-def rollout(
-    env: BatchEnv,
-    agent: Agent,
-    agent_state: Any,
-    key: Array,
-    steps: int,
-    command: Sequence[float] | None = None,
-) -> dict[str, np.ndarray]:
-    """What the deterministic policy does: arrays [steps, ..] named as in MuJoCo's data.
-
-    An environment that ends goes on from a fresh state. `command` (3 numbers) is held throughout.
-    """
-    if model_of(env) is None:
-        raise RenderUnavailable(f"{env.spec.name} has no MuJoCo model to draw")
-    return _record(env, agent, agent_state, key, steps, command, trajectory_fields)
-
-
 def trajectory_fields(inner: Any) -> dict[str, Array]:
     """What decides a picture of one state; a field that physics does not carry never changes."""
     found = {name: getattr(inner.state.data, name) for name in FIELDS}
     return {name: x for name, x in found.items() if x is not None}
 
 
-def _record(env, agent, agent_state, key, steps, command, keep) -> Any:
-    """`keep(state)` of one environment at every step, on the host: [steps, ..]."""
+def record(
+    env: BatchEnv,
+    agent: Agent,
+    agent_state: Any,
+    key: Array,
+    steps: int,
+    keep: Callable[[Any], Any],
+    command: Sequence[float] | None = None,
+    several: bool = False,
+) -> Any:
+    """`keep(state)` of one environment at every step of the deterministic policy, on the host:
+    [steps, ..]; `several`: of many policies, [P, steps, ..], all from the same first state.
+
+    An environment that ends goes on from a fresh state. `command` (3 numbers) is held throughout.
+    """
     if steps < 1:
         raise UserError(f"steps={steps} is below 1")
     few = batch_env(env.env, EnvConfig(num_envs=COPIES, episode_length=env.spec.episode_length))
@@ -134,7 +132,6 @@ def _record(env, agent, agent_state, key, steps, command, keep) -> Any:
     pin = _pin_command(env.spec.name, start, command)
     agent_state = jax.device_get(agent_state)  # free of the devices that training placed it on
 
-    @jax.jit
     def run(agent_state: Any, state: EnvState, key: Array) -> Any:
         def step(state: EnvState, key: Array) -> tuple[EnvState, Any]:
             state = pin(state)
@@ -144,7 +141,8 @@ def _record(env, agent, agent_state, key, steps, command, keep) -> Any:
 
         return jax.lax.scan(step, state, jax.random.split(key, steps))[1]
 
-    return jax.device_get(run(agent_state, start, key_run))
+    run_all = jax.vmap(run, (0, None, None)) if several else run
+    return jax.device_get(jax.jit(run_all)(agent_state, start, key_run))
 
 
 def _pin_command(name: str, start: EnvState, command: Sequence[float] | None):
@@ -235,38 +233,60 @@ def _last_line(path: Path) -> str:
     return lines[-1] if lines else "the process died"
 
 
-def render_video(
+class Film(NamedTuple):
+    """Pictures [H, W, 3], drawn as they are consumed."""
+
+    frames: Iterable[np.ndarray]
+    fps: float
+
+
+def films(
     env: BatchEnv,
     agent: Agent,
     agent_state: Any,
     key: Array,
-    out: Path | str,
     steps: int | None = None,
     command: Sequence[float] | None = None,
     camera: str | int | None = None,
     height: int = 480,
     width: int = 640,
-) -> Path:
-    """Film the policy for `steps` (default: ten seconds) in real time; the path really written."""
-    path, spec = check_path(out), env.spec
-    steps = steps or max(1, min(spec.episode_length, round(SECONDS / spec.dt)))
-    model, draw = model_of(env), getattr(env.env, "draw", None)
-    if draw is not None:
-        skip, fps = real_time(spec.dt, MAX_FPS)
-        states = _record(env, agent, agent_state, key, steps, command, lambda inner: inner)
-        one = lambda i: jax.tree.map(lambda x: x[i], states)  # noqa: E731
-        return write_video((np.asarray(draw(one(i))) for i in range(0, steps, skip)), path, fps)
-    if model is None:
+    several: bool = False,
+) -> list[Film]:
+    """`steps` (default: ten seconds) of a policy, or of `several`, in real time."""
+    spec, model, draw = env.spec, model_of(env), getattr(env.env, "draw", None)
+    if model is None and draw is None:
         raise RenderUnavailable(
             f"no video: {spec.name} has no MuJoCo model and no method draw(state) -> [H, W, 3]"
         )
-    index = find_camera(model, camera)
-    gl = require_gl()  # before the rollout is compiled
-    skip, fps = real_time(spec.dt, SOFTWARE_FPS if in_software(gl) else MAX_FPS)
-    trajectory = rollout(env, agent, agent_state, key, steps, command)
-    trajectory = {name: x[::skip] for name, x in trajectory.items()}
-    shapes = getattr(getattr(env.env, "meshes", None), "kind", "") == STANDINS
-    return write_video(draw_frames(model, trajectory, index, height, width, shapes), path, fps)
+    steps = steps or max(1, min(spec.episode_length, round(SECONDS / spec.dt)))
+    keep, most = (lambda inner: inner), MAX_FPS
+    if draw is None:
+        keep, index = trajectory_fields, find_camera(model, camera)
+        most = SOFTWARE_FPS if in_software(require_gl()) else MAX_FPS
+        shapes = getattr(getattr(env.env, "meshes", None), "kind", "") == STANDINS
+    skip, fps = real_time(spec.dt, most)
+    states = record(env, agent, agent_state, key, steps, keep, command, several)
+
+    def film(states: Any) -> Film:
+        if draw is None:
+            shown = {name: x[::skip] for name, x in states.items()}
+            return Film(draw_frames(model, shown, index, height, width, shapes), fps)
+        each = (jax.tree.map(lambda x, i=i: x[i], states) for i in range(0, steps, skip))
+        return Film((np.asarray(draw(state)) for state in each), fps)
+
+    if not several:
+        return [film(states)]
+    count = len(jax.tree.leaves(states)[0])
+    return [film(jax.tree.map(lambda x, i=i: x[i], states)) for i in range(count)]
+
+
+def render_video(
+    env: BatchEnv, agent: Agent, agent_state: Any, key: Array, out: Path | str, **how: Any
+) -> Path:
+    """Film a policy, as `films` does; the path really written."""
+    path = check_path(out)
+    (film,) = films(env, agent, agent_state, key, **how)
+    return write_video(film.frames, path, film.fps)
 
 
 def real_time(dt: float, most: int) -> tuple[int, float]:
@@ -290,61 +310,53 @@ def check_path(path: Path | str) -> Path:
 
 def write_video(frames: Iterable[np.ndarray], path: Path | str, fps: float) -> Path:
     """mp4 by ffmpeg; gif where that is asked for or there is no ffmpeg. The path really written."""
-    path = check_path(path)
-    ffmpeg = find_ffmpeg() if path.suffix.lower() == ".mp4" else None
-    if ffmpeg is None:
-        path = path.with_suffix(".gif")
-    part = path.with_name(path.name + ".part")  # half a video never bears the name of a whole one
-    try:
-        if ffmpeg:
-            _write_mp4(ffmpeg, iter(frames), part, fps)
-        else:
-            _write_gif(iter(frames), part, fps)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    path, write = check_path(path), _write_mp4
+    if path.suffix.lower() == ".gif" or find_ffmpeg() is None:
+        path, write = path.with_suffix(".gif"), _write_gif
+    with whole_file(path) as part:  # half a video never bears the name of a whole one
+        write(iter(frames), part, fps)
     return path
 
 
 def find_ffmpeg() -> str | None:
     """The program that imageio-ffmpeg brings along, or the system's."""
     try:
-        import imageio_ffmpeg
-
         return imageio_ffmpeg.get_ffmpeg_exe()
-    except (ImportError, RuntimeError):
+    except RuntimeError:
         return None
 
 
-def _write_mp4(ffmpeg: str, frames: Iterator[np.ndarray], path: Path, fps: float) -> None:
+def _write_mp4(frames: Iterator[np.ndarray], path: Path, fps: float) -> None:
     first = next(frames)
     height, width, _ = first.shape
-    source = f"-f rawvideo -pix_fmt rgb24 -s {width}x{height} -r {fps:.6f} -i -"
     even = "pad=ceil(iw/2)*2:ceil(ih/2)*2"  # yuv420p halves both sides
-    target = f"-an -vf {even} -c:v libx264 -pix_fmt yuv420p -crf 23 -movflags +faststart -f mp4"
-    command = [ffmpeg, "-loglevel", "error", "-y", *source.split(), *target.split(), str(path)]
-    with tempfile.TemporaryFile() as errors:
-        child = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=errors)
-        try:
-            with contextlib.suppress(BrokenPipeError):
-                _feed(child.stdin, first, frames)  # type: ignore[arg-type]
-        except BaseException:
-            child.kill()
-            raise
-        finally:
-            with contextlib.suppress(BrokenPipeError):
-                child.stdin.close()  # type: ignore[union-attr]
-            code = child.wait()
-        if code:
-            errors.seek(0)
-            said = errors.read().decode(errors="replace").strip().splitlines() or ["no message"]
-            raise RenderUnavailable(f"ffmpeg failed: {said[-1]}")
-
-
-def _feed(pipe: IO[bytes], first: np.ndarray, rest: Iterator[np.ndarray]) -> None:
-    pipe.write(np.ascontiguousarray(first, np.uint8).tobytes())
-    for frame in rest:
-        pipe.write(np.ascontiguousarray(frame, np.uint8).tobytes())
+    os.environ.setdefault("IMAGEIO_FFMPEG_NO_PREVENT_SIGINT", "1")  # else it forks JAX's threads
+    writer = imageio_ffmpeg.write_frames(
+        path,
+        (width, height),
+        fps=fps,
+        codec="libx264",
+        quality=None,
+        macro_block_size=1,
+        ffmpeg_log_level="quiet",
+        output_params=f"-vf {even} -crf 23 -movflags +faststart -f mp4".split(),
+    )
+    writer.send(None)  # starts it
+    count = 0
+    try:
+        for frame in itertools.chain([first], frames):
+            writer.send(np.ascontiguousarray(frame, np.uint8))
+            count += 1
+    except OSError as error:
+        raise RenderUnavailable(f"ffmpeg failed: {str(error).splitlines()[0]}") from error
+    finally:
+        writer.close()
+    try:
+        written, _ = imageio_ffmpeg.count_frames_and_secs(path)  # the writer asks no exit code
+    except RuntimeError:
+        written = 0
+    if written != count:
+        raise RenderUnavailable(f"ffmpeg failed: {written} of {count} pictures were written")
 
 
 def _write_gif(frames: Iterator[np.ndarray], path: Path, fps: float) -> None:
@@ -353,7 +365,7 @@ def _write_gif(frames: Iterator[np.ndarray], path: Path, fps: float) -> None:
     skip, fps = real_time(1 / fps, GIF_FPS)
 
     def pictures() -> Iterator[Image.Image]:
-        for frame in islice(frames, 0, None, skip):
+        for frame in itertools.islice(frames, 0, None, skip):
             picture = Image.fromarray(np.ascontiguousarray(frame, np.uint8))
             picture.thumbnail((GIF_WIDTH, GIF_WIDTH))
             yield picture

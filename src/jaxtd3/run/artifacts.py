@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from jaxtd3 import __version__
+from jaxtd3 import __version__, durable
 from jaxtd3.core import processes, sharding
 from jaxtd3.core.types import TrainState
 from jaxtd3.loop.step import make_learn, update_plan
@@ -138,12 +138,12 @@ def split_train(session: Session, state: TrainState, repeats: int = 10) -> dict[
     In the fused program they have no border: an iteration's updates are timed alone, on the final
     state, and the rest of the time was collecting.
     """
-    parts, run = session.parts, session.config.run
-    learn = make_learn(parts.agent, parts.replay, session.config.loop)
+    program, run = session.program, session.config.run
+    learn = make_learn(program.agent, program.replay, session.config.loop)
     plan = update_plan(session.config.loop)
     mapped = jax.shard_map(
         lambda state, key: learn(state, sharding.local_key(key, sharding.AXIS), plan)[0],
-        mesh=parts.mesh,
+        mesh=program.mesh,
         in_specs=(sharding.state_specs(state), sharding.WHOLE),
         out_specs=sharding.WHOLE,
         check_vma=False,
@@ -206,24 +206,23 @@ def write_artifacts(
 
 
 def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:
-    part = run_dir / (SUMMARY_FILE + ".part")
-    part.write_text(json.dumps(json.loads(dumps(summary)), indent=2) + "\n")
-    part.replace(run_dir / SUMMARY_FILE)
+    text = json.dumps(json.loads(dumps(summary)), indent=2) + "\n"
+    durable.write_whole(run_dir / SUMMARY_FILE, text)
 
 
 def make_video(session: Session, state: TrainState) -> Path:
     from jaxtd3.output.video import render_video
 
-    parts = session.parts
+    program = session.program
     out = session.run_dir / VIDEO_FILE
-    return render_video(parts.eval_env, parts.agent, state.agent, session.keys.render, out)
+    return render_video(program.eval_env, program.agent, state.agent, session.keys.render, out)
 
 
 def make_policy(session: Session, state: TrainState) -> float:
     from jaxtd3.output.onnx import export_onnx
 
     out = session.run_dir / POLICY_FILE
-    return export_onnx(session.parts.env, state.agent, session.config.agent, out)
+    return export_onnx(session.program.env, state.agent, session.config.agent, out)
 
 
 def make_report(run_dir: Path) -> None:

@@ -86,33 +86,33 @@ def dump(session: Session, state: TrainState) -> str:
 
 
 def load(path: Path) -> tuple[Program, TrainState]:
-    """The parts of the run that a dump or a checkpoint is of, and the state."""
+    """The program of the run that a dump or a checkpoint is of, and the state."""
     from jaxtd3.run.program import build
 
-    parts = build(config_from_dict(read_meta(path).get("config"), f"{path}: config"))
-    return parts, restore(path, parts)
+    program = build(config_from_dict(read_meta(path).get("config"), f"{path}: config"))
+    return program, restore(path, program)
 
 
-def restore(path: Path, parts: Program) -> TrainState:
+def restore(path: Path, program: Program) -> TrainState:
     if not read_meta(path)["replay"]:
         raise UserError(f"{path} holds no replay: nothing can be re-run")
-    return restore_from(path, parts.shapes).state
+    return restore_from(path, program.shapes).state
 
 
-def copying_chunk(parts: Program, length: int) -> StepFn:
+def copying_chunk(program: Program, length: int) -> StepFn:
     """So many iterations as the run has them, without taking the state away."""
     from jaxtd3.run.program import chunk_of
 
-    chunk = chunk_of(parts, length)
+    chunk = chunk_of(program, length)
     return lambda state: chunk(jax.tree.map(jnp.copy, state))
 
 
-def first_bad(parts: Program, state: TrainState, iterations: int) -> Found | None:
+def first_bad(program: Program, state: TrainState, iterations: int) -> Found | None:
     """Go on from a state to the first update that is not finite."""
-    step = copying_chunk(parts, 1)
+    step = copying_chunk(program, 1)
     agent = state.agent.replace(bad_streak=jnp.zeros_like(state.agent.bad_streak))
     state = state.replace(agent=agent)
-    loop = parts.config.loop
+    loop = program.config.loop
     counts = loop.critic_updates, loop.policy_updates
     for _ in range(iterations):
         new, _ = step(state)
@@ -127,17 +127,17 @@ def first_bad(parts: Program, state: TrainState, iterations: int) -> Found | Non
 
 
 def rerun(
-    parts: Program, state: TrainState, until: int, tell: Callable[[int], None]
+    program: Program, state: TrainState, until: int, tell: Callable[[int], None]
 ) -> Found | None:
     """From a good state by the run's own chunks to the first bad update."""
-    length = parts.config.run.log_every
-    chunk = copying_chunk(parts, length)
+    length = program.config.run.log_every
+    chunk = copying_chunk(program, length)
     while int(state.iteration) < until:
-        state = parts.refresh(state, int(state.iteration))
+        state = program.refresh(state, int(state.iteration))
         new, _ = chunk(state)
         tell(int(new.iteration))
         if int(new.agent.skipped) > int(state.agent.skipped):
-            return first_bad(parts, state, length)
+            return first_bad(program, state, length)
         state = new
     return None
 
@@ -155,23 +155,23 @@ def not_finite(tree: Any) -> list[str]:
 def fault_command(path: Path, from_checkpoint: bool) -> int:
     """Run `jaxtd3 doctor --fault`: 0 if the fault came back, 1 if not."""
     path = path.absolute()
-    parts, state = load(path)
+    program, state = load(path)
     stopped = int(state.iteration)
-    print(f"{parts.config.env.name}, seed {parts.config.run.seed}: stopped after {stopped:,}")
+    print(f"{program.config.env.name}, seed {program.config.run.seed}: stopped after {stopped:,}")
     if from_checkpoint:
-        state = last_good(path.parent, parts)
+        state = last_good(path.parent, program)
         print(f"from iteration {int(state.iteration):,}, up to {stopped:,}", flush=True)
-        found = rerun(parts, state, stopped, lambda i: print(f"{i:,} of {stopped:,}", flush=True))
+        found = rerun(program, state, stopped, lambda i: print(f"{i:,} of {stopped:,}", flush=True))
     else:
-        found = first_bad(parts, state, parts.config.run.log_every)
+        found = first_bad(program, state, program.config.run.log_every)
     print(found or "the fault did not come back: every update was finite")
     return 0 if found else 1
 
 
-def last_good(run_dir: Path, parts: Program) -> TrainState:
+def last_good(run_dir: Path, program: Program) -> TrainState:
     """The run's newest good checkpoint, or its first state where it has none."""
     from jaxtd3.run.program import run_keys
 
     if any((run_dir / "checkpoints").glob("[0-9]*")):
-        return restore(run_dir, parts)
-    return parts.fns.init(run_keys(parts.config.run.seed).init)
+        return restore(run_dir, program)
+    return program.fns.init(run_keys(program.config.run.seed).init)

@@ -11,7 +11,6 @@ it is ever unpickled.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from jaxtd3.config.config import Config, config_from_dict
+from jaxtd3.durable import whole_file
 from jaxtd3.errors import UserError, nearest
 
 SHIPPED = Path(__file__).parent / "policies"
@@ -62,13 +62,10 @@ def save_policy(path: Path, agent: Any, config: Config, about: Mapping[str, Any]
         for name, leaf in named_leaves(getattr(agent, part)).items():
             arrays[f"{part}.{name}"] = to_host(leaf)
     text = json.dumps({"kind": KIND, "config": config.to_dict(), **about})
-    part_file = path.with_name(f".{path.name}.part")
     try:
-        with open(part_file, "wb") as file:
+        with whole_file(path) as new, open(new, "wb") as file:
             np.savez_compressed(file, about=np.array(text), **arrays)  # type: ignore[arg-type]
-        os.replace(part_file, path)
     except OSError as error:
-        part_file.unlink(missing_ok=True)
         raise UserError(f"cannot write {path}: {error.strerror}") from error
 
 

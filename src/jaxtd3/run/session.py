@@ -65,17 +65,17 @@ class Session:
 
     def __init__(
         self,
-        parts: Program,
+        program: Program,
         run_dir: Path,
         options: Options,
         ui: Progress,
         judge: Callable[[Any], dict[str, Any]] | None = None,
     ):
         """`judge`: tries an agent's state in many worlds; its `score` then says what is best."""
-        self.parts, self.options, self.ui, self.judge = parts, options, ui, judge
+        self.program, self.options, self.ui, self.judge = program, options, ui, judge
         self.run_dir = run_dir.absolute()  # Orbax takes no other
-        self.config = parts.config
-        self.clock, self.keys = Clock(), run_keys(parts.config.run.seed)
+        self.config = program.config
+        self.clock, self.keys = Clock(), run_keys(program.config.run.seed)
         self.iteration = self.skipped = 0
         self.rows: list[dict[str, Any]] = []  # those with an evaluation of trained weights
         self.first: float | None = None  # the return of the weights it began with
@@ -125,15 +125,15 @@ class Session:
         if self.config.run.checkpoint_every:
             preload()
         before, hits = self.clock["compile"], compile_log().hits
-        chunk: Any = chunk_of(self.parts, self.config.run.log_every)
+        chunk: Any = chunk_of(self.program, self.config.run.log_every)
         with self.clock("compile"):
-            compiled = chunk.lower(self.parts.shapes).compile()
+            compiled = chunk.lower(self.program.shapes).compile()
         seconds = self.clock["compile"] - before
         how = "from the cache" if compile_log().hits > hits else "not in the cache yet"
         self.ui.note(f"compiled the training program in {duration(seconds)} ({how})")
         usage = compiled.memory_analysis()
         workspace = getattr(usage, "temp_size_in_bytes", 0)
-        memory.check(self.config, self.parts.shapes, workspace)
+        memory.check(self.config, self.program.shapes, workspace)
         return compiled
 
     def earlier_state(self) -> Any:
@@ -147,12 +147,12 @@ class Session:
         if options.resume_from is not None:
             return self.restore(options.resume_from.absolute())
         if options.init_from is not None:
-            return restore_agent(options.init_from.absolute(), self.parts.shapes.agent)
+            return restore_agent(options.init_from.absolute(), self.program.shapes.agent)
         return None
 
     def restore(self, path: Path) -> TrainState:
         """The state of the newest good checkpoint, under this run's traced settings."""
-        template = self.parts.shapes
+        template = self.program.shapes
         meta = read_meta(path)
         cursor = template.env.cursor
         saved = saved_devices(meta)
@@ -160,7 +160,7 @@ class Session:
             saved_cursor = jax.ShapeDtypeStruct((saved,), cursor.dtype)
             template = template.replace(env=template.env.replace(cursor=saved_cursor))
         if not meta["replay"]:
-            template = template.replace(replay=self.parts.replay.init(self.config.env.num_envs))
+            template = template.replace(replay=self.program.replay.init(self.config.env.num_envs))
         found = restore_from(path, template)
         for line in found.skipped:
             self.ui.note(f"passed over {line}")
@@ -169,10 +169,10 @@ class Session:
         fresh = found.state.env.cursor
         if fresh.shape != cursor.shape:  # every device begins its pool anew
             fresh = jnp.zeros(cursor.shape, cursor.dtype)
-            self.ui.note(f"saved on {saved} devices, goes on with {self.parts.mesh.size}")
+            self.ui.note(f"saved on {saved} devices, goes on with {self.program.mesh.size}")
         state = found.state.replace(env=found.state.env.replace(cursor=fresh))
-        state = retune(state, traced_values(self.config, self.parts.env.spec))
-        state = sharding.place(state, self.parts.layout)
+        state = retune(state, traced_values(self.config, self.program.env.spec))
+        state = sharding.place(state, self.program.layout)
         self.ui.note(f"resumed at iteration {self.iteration:,} from {found.path}")
         return state if found.replay else self.refill(state)
 
@@ -181,7 +181,7 @@ class Session:
         steps = min(self.config.replay.length, max(REFILL, self.config.loop.warmup))
         self.ui.note(f"the checkpoint has no replay: collecting {steps} steps per environment")
         with self.clock("other"):
-            return chunk_of(self.parts, steps, self.parts.fns.collect_step)(state)[0]
+            return chunk_of(self.program, steps, self.program.fns.collect_step)(state)[0]
 
     def start(self, earlier: Any) -> TrainState:
         """The first state: new, resumed, or with another run's weights."""
@@ -189,7 +189,7 @@ class Session:
         state = earlier
         if not isinstance(earlier, TrainState):
             with self.clock("other"):
-                state = self.parts.start()
+                state = self.program.start()
             if earlier is not None:
                 names = ("actor", "critic", "target", "target_actor", "obs_stats", "return_stats")
                 taken = {name: getattr(earlier, name) for name in names}
@@ -273,7 +273,7 @@ class Session:
         """One chunk, one transfer, one row of metrics."""
         before = self.clock["train"]
         with self.clock("train"):
-            state, metrics = self.parts.advance(state, compiled, self.iteration)
+            state, metrics = self.program.advance(state, compiled, self.iteration)
             agent = state.agent
             counters = agent.skipped, agent.bad_streak, agent.bad_metric
             metrics, (skipped, streak, metric) = jax.device_get((metrics, counters))
@@ -314,7 +314,7 @@ class Session:
         """The run's evaluation: always the same episodes, no bit of the run's state changed."""
         self.ui.update(stage="evaluating")
         with self.clock("eval"):
-            metrics = self.parts.evaluate(state.agent, state.env.weights, self.keys.evaluate)
+            metrics = self.program.evaluate(state.agent, state.env.weights, self.keys.evaluate)
             metrics = jax.device_get(metrics)
         found = {name: float(value) for name, value in metrics.items()}
         verdict = walks(found)

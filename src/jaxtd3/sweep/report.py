@@ -1,39 +1,25 @@
-"""A sweep as one page: report.html needs no other file, no network and no script."""
+"""A sweep as one page: report.html."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from html import escape
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
-import numpy as np
 
-from jaxtd3.config.sections import EnvConfig
-from jaxtd3.core.types import Array, EnvState
-from jaxtd3.envs.batch import batch_env
-from jaxtd3.envs.playground.meshes import STANDINS
+from jaxtd3.durable import write_whole
 from jaxtd3.loop.population import stack
-from jaxtd3.output import plots, video
-from jaxtd3.output.report import (
-    REPORT_FILE,
-    VIDEOS,
-    data_uri,
-    duration,
-    page,
-    section,
-    short,
-    table,
-)
+from jaxtd3.output import page, video
+from jaxtd3.output.page import REPORT_FILE, duration, short, words
 from jaxtd3.run.checkpoint import restore_agent
 from jaxtd3.run.program import run_keys
 from jaxtd3.sweep.plan import label
 from jaxtd3.sweep.plots import curves, parallel, pareto
-from jaxtd3.sweep.results import write_text
 
 if TYPE_CHECKING:
-    from jaxtd3.sweep.waves import Parts
+    from jaxtd3.sweep.waves import SweepProgram
 
 Results = Mapping[str, Any]
 BEST = 3
@@ -42,74 +28,44 @@ SHOWN = 64  # rows of the table
 
 def write_sweep_report(directory: Path, results: Results, videos: Sequence[Path]) -> Path:
     """DIR/report.html."""
-    body = [
-        heading(results, directory.name),
-        cards(results),
-        films(results, videos),
-        ranking(results),
-        picture("Learning curves", curves, results, "A line per member."),
-        picture(
-            "Weights and metrics",
-            parallel,
-            results,
-            "A line per member, from what was swept on the left to what it led to. "
-            "Bright: ranked first; each axis runs from the lowest to the highest value found.",
-        ),
-        picture("Pareto front", pareto, results, "Numbers are ranks."),
-        seeds(results),
+    head, rows, note = ranking(results)
+    captions = [f"{entry['rank']}: {entry['label']}" for entry in results["weightings"]]
+    films = [page.video(path) for path in videos]
+    text = page.render(
+        "sweep.html",
+        title=f"{results['env']} sweep",
+        env=results["env"],
+        status=results["status"],
+        words=f"sweep · {directory.name}",
+        numbers=headline(results),
+        flags=results["best"]["flags"],
+        films=list(zip(films, captions, strict=False)),
+        head=head,
+        ranking=rows,
+        ranking_note=note,
+        pictures=pictures(results),
+        members=members(results),
+        metric=words(results["metric"]),
+    )
+    return write_whole(directory / REPORT_FILE, text)
+
+
+def headline(results: Results) -> list[tuple[str, str, str]]:
+    """What one looks for first: (what, value, unit)."""
+    metric, times = results["metric"], results["times"]
+    return [
+        ("best " + words(metric), short(results["best"]["metrics"][metric]), ""),
+        ("members", str(len(results["members"])), ""),
+        ("at once", str(results["at_once"]), ""),
+        ("iterations each", short(results["iterations"]), ""),
+        ("training time", duration(times["train"]), ""),
+        ("compile time", duration(times["compile"]), ""),
+        ("traces", str(results["traces"]), ""),
     ]
-    path = directory / REPORT_FILE
-    write_text(path, page(f"{results['env']} sweep", body))
-    return path
 
 
-def heading(results: Results, folder: str) -> str:
-    status = results["status"]
-    return (
-        f"<header><h1>{escape(results['env'])}</h1>"
-        f'<span class="pill {escape(status)}">{escape(status)}</span>'
-        f'<span class="soft">{escape("sweep · " + folder)}</span></header>\n'
-    )
-
-
-def cards(results: Results) -> str:
-    """What one looks for first: the best, and how to have it."""
-    best, metric = results["best"], results["metric"]
-    times = results["times"]
-    shown = [
-        ("best " + metric.replace("_", " "), short(best["metrics"][metric])),
-        ("members", str(len(results["members"]))),
-        ("at once", str(results["at_once"])),
-        ("iterations each", short(results["iterations"])),
-        ("training time", duration(times["train"])),
-        ("compile time", duration(times["compile"])),
-        ("traces", str(results["traces"])),
-    ]
-    boxes = "".join(f"<div><span>{escape(k)}</span><b>{v}</b></div>" for k, v in shown if v)
-    line = f"jaxtd3 train --env {results['env']} {best['flags']}"
-    return f'<div class="cards">{boxes}</div>\n' + section(
-        "The best", f"<p>{escape(line)}</p><p class='note'>Or: jaxtd3 train --config best.json</p>"
-    )
-
-
-def films(results: Results, videos: Sequence[Path]) -> str:
-    """The best members side by side."""
-    boxes = []
-    for file, entry in zip(videos, results["weightings"], strict=False):
-        data = data_uri(file.read_bytes(), VIDEOS["video" + file.suffix])
-        show = f'<img alt="" src="{data}">'
-        if file.suffix == ".mp4":
-            show = f'<video controls autoplay loop muted playsinline src="{data}"></video>'
-        caption = f"{entry['rank']}: {entry['label']}"
-        boxes.append(f"<div>{show}<p class='note'>{escape(caption)}</p></div>")
-    style = "display:grid;gap:12px;grid-template-columns:repeat(3,minmax(0,1fr))"
-    return section(
-        "The best three", f'<div style="{style}">{"".join(boxes)}</div>' if boxes else ""
-    )
-
-
-def ranking(results: Results) -> str:
-    """The ranked table: a row per combination, means over its seeds."""
+def ranking(results: Results) -> tuple[list[str], list[list[str]], str]:
+    """The ranked table, a row per combination, means over its seeds: (head, rows, note)."""
     groups = results["weightings"]
     swept = list(dict.fromkeys(name for g in groups for name in g["values"]))
     order = [results["metric"], *(n for n in results["metrics"] if n != results["metric"])]
@@ -119,104 +75,59 @@ def ranking(results: Results) -> str:
     rows = []
     for g in groups[:SHOWN]:
         values = [f"{g['values'][n]:g}" if n in g["values"] else "–" for n in swept]
-        cells = [number(g["metrics"].get(n), g["spread"].get(n), len(g["members"])) for n in names]
-        rows.append([str(g["rank"]), *([escape(g["label"])] if named else []), *values, *cells])
+        cells = [mean(g["metrics"].get(n), g["spread"].get(n), len(g["members"])) for n in names]
+        rows.append([str(g["rank"]), *([g["label"]] if named else []), *values, *cells])
     note = (
-        f"Ranked by {results['metric'].replace('_', ' ')}, which does not depend on the weights. "
+        f"Ranked by {words(results['metric'])}, which does not depend on the weights. "
         "own reward, the return under a member's own weights, is not comparable between members."
     )
     more = f" {len(groups) - SHOWN} more in results.csv." if len(groups) > SHOWN else ""
-    body = table(rows, [escape(name.replace("_", " ")) for name in head])
-    return section(
-        "Ranking",
-        f'<div style="overflow-x:auto">{body}</div><p class="note">{escape(note + more)}</p>',
-    )
+    return [words(name) for name in head], rows, note + more
 
 
-def number(value: Any, spread: Any, count: int) -> str:
+def mean(value: Any, spread: Any, count: int) -> str:
+    """A mean over seeds, with its spread where there are several."""
     if value is None:
         return "not finite"
-    text = short(value) + (f" ± {short(spread)}" if count > 1 and spread is not None else "")
-    return f'<span style="white-space:nowrap">{text}</span>'
+    return short(value) + (f" ± {short(spread)}" if count > 1 and spread is not None else "")
 
 
-def picture(title: str, draw: Callable[..., Any], results: Results, note: str) -> str:
-    """A figure in the colours that the reader's system asks for."""
-    light, dark = (
-        data_uri(plots.png(draw(results, theme), 120), "image/png")
-        for theme in (plots.LIGHT, plots.DARK)
+def pictures(results: Results) -> list[page.Picture]:
+    """Curves, parallel coordinates, Pareto front."""
+    axes = (
+        "A line per member, from what was swept on the left to what it led to. "
+        "Bright: ranked first; each axis runs from the lowest to the highest value found."
     )
-    return section(
-        title,
-        f'<picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">'
-        f'<img alt="{escape(title)}" src="{light}"></picture><p class="note">{escape(note)}</p>',
-    )
-
-
-def seeds(results: Results) -> str:
-    """Every member where there are several per combination."""
-    members = results["members"]
-    if len(members) == len(results["weightings"]):
-        return ""
-    metric = results["metric"]
-    rows = [
-        [str(m["rank"]), escape(m["label"]), str(m["seed"]), short(m["metrics"][metric])]
-        for m in members[:SHOWN]
+    figures = [
+        ("Learning curves", curves, "A line per member."),
+        ("Weights and metrics", parallel, axes),
+        ("Pareto front", pareto, "Numbers are ranks."),
     ]
-    return section("Members", table(rows, ["rank", "values", "seed", escape(metric)]))
+    return [page.picture(title, partial(draw, results), note) for title, draw, note in figures]
 
 
-# --- videos -------------------------------------------------------------------------------------
+def members(results: Results) -> list[list[str]]:
+    """Every member where there are several per combination."""
+    found, metric = results["members"], results["metric"]
+    if len(found) == len(results["weightings"]):
+        return []
+    return [
+        [str(m["rank"]), m["label"], str(m["seed"]), short(m["metrics"][metric])]
+        for m in found[:SHOWN]
+    ]
 
 
-def film_best(parts: Parts, directory: Path, results: Results) -> list[Path]:
+def film_best(program: SweepProgram, directory: Path, results: Results) -> list[Path]:
     """Videos of the best three combinations, from one rollout program."""
-    env, spec = parts.eval_env, parts.eval_env.spec
-    model, draw = video.model_of(env), getattr(env.env, "draw", None)
-    if model is None and draw is None:
-        raise video.RenderUnavailable(f"no video: {spec.name} has nothing to draw")
-    software = model is not None and draw is None and video.in_software(video.require_gl())
-    steps = max(1, min(spec.episode_length, round(video.SECONDS / spec.dt)))
-    skip, fps = video.real_time(spec.dt, video.SOFTWARE_FPS if software else video.MAX_FPS)
     best = [g["members"][0] for g in results["weightings"][:BEST]]
     paths = {m["index"]: directory / m["path"] for m in results["members"]}
-    template = jax.eval_shape(parts.agent.init, jax.random.key(0))
-    states = stack([restore_agent(paths[index], template) for index in best])
-    keep = (lambda inner: inner) if draw else video.trajectory_fields
-    shown = record(parts, states, keep, steps)
-    videos = []
-    for i in range(len(best)):
-        one = jax.tree.map(lambda x, i=i: x[i, ::skip], shown)
-        frames = draw_states(draw, one) if draw else draw_model(env, model, one)
-        videos.append(video.write_video(frames, directory / f"best-{i + 1}.mp4", fps))
-    return videos
-
-
-def draw_states(draw: Callable[[Any], Any], states: Any) -> Any:
-    count = jax.tree.leaves(states)[0].shape[0]
-    return (np.asarray(draw(jax.tree.map(lambda x: x[t], states))) for t in range(count))  # noqa: B023
-
-
-def draw_model(env: Any, model: Any, trajectory: dict[str, np.ndarray]) -> Any:
-    shapes = getattr(getattr(env.env, "meshes", None), "kind", "") == STANDINS
-    camera = video.find_camera(model, None)
-    return video.draw_frames(model, trajectory, camera, height=360, width=480, shapes=shapes)
-
-
-def record(parts: Parts, agents: Any, keep: Callable[[Any], Any], steps: int) -> Any:
-    """`keep(state)` of one environment per member at every step, on the host: [M, steps, ..]."""
-    env, agent = parts.eval_env, parts.agent
-    limit = env.spec.episode_length
-    few = batch_env(env.env, EnvConfig(num_envs=video.COPIES, episode_length=limit))
-    key_init, key_run = jax.random.split(run_keys(parts.config.run.seed).render)
-    start = few.init(key_init)  # all members are filmed from the same first state
-
-    def run(agent_state: Any) -> Any:
-        def step(state: EnvState, key: Array) -> tuple[EnvState, Any]:
-            shown = jax.tree.map(lambda x: x[0], keep(state.inner))
-            state, *_ = few.step(state, agent.act(agent_state, state.obs), key)
-            return state, shown
-
-        return jax.lax.scan(step, start, jax.random.split(key_run, steps))[1]
-
-    return jax.device_get(jax.jit(jax.vmap(run))(agents))
+    template = jax.eval_shape(program.agent.init, jax.random.key(0))
+    agents = stack([restore_agent(paths[index], template) for index in best])
+    key = run_keys(program.config.run.seed).render
+    films = video.films(
+        program.eval_env, program.agent, agents, key, height=360, width=480, several=True
+    )
+    return [
+        video.write_video(film.frames, directory / f"best-{i + 1}.mp4", film.fps)
+        for i, film in enumerate(films)
+    ]

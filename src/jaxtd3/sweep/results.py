@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxtd3.config.config import Config, config_from_dict
+from jaxtd3.durable import write_whole
 from jaxtd3.envs.metrics import Metric
 from jaxtd3.output.logs import finite
 
@@ -163,20 +164,13 @@ def clean(value: Any) -> Any:
 
 
 def write_json(path: Path, data: Any) -> None:
-    write_text(path, json.dumps(clean(data), indent=1, allow_nan=False) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """The whole file or none of it."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(text)
-    part.replace(path)
+    write_whole(path, json.dumps(clean(data), indent=1, allow_nan=False) + "\n")
 
 
 def write_results(directory: Path, results: Mapping[str, Any]) -> None:
     """results.json, results.csv and best.json."""
     write_json(directory / RESULTS_FILE, without_curves(results))
-    write_text(directory / TABLE_FILE, table(results))
+    write_whole(directory / TABLE_FILE, table(results))
     if results["best"]:
         first = next(m for m in results["members"] if m["group"] == results["best"]["group"])
         write_json(directory / BEST_FILE, first["config"])

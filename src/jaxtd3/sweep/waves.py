@@ -48,8 +48,8 @@ WAVES, WAVE_FILE = "waves", "wave.json"
 SHARE = 0.7  # of the free memory is taken where the sweep chooses how many members fit
 
 
-class Parts(NamedTuple):
-    """What the members of a sweep share, nothing allocated yet."""
+class SweepProgram(NamedTuple):
+    """What all members of a sweep share, nothing allocated yet."""
 
     config: Config
     env: BatchEnv
@@ -60,7 +60,7 @@ class Parts(NamedTuple):
     bytes: int  # of one member's state
 
 
-def build(config: Config, extra: dict[str, Metric]) -> Parts:
+def build(config: Config, extra: dict[str, Metric]) -> SweepProgram:
     """Load and bind the parts; a setting that does not fit them is the user's error."""
     try:
         env = make_env(config.env)
@@ -74,14 +74,14 @@ def build(config: Config, extra: dict[str, Metric]) -> Parts:
     fns = make_train_step(env, agent, replay, config.loop)
     size = memory.tree_bytes(jax.eval_shape(fns.init, jax.random.key(0)))
     metrics = {**metrics_of(eval_env.env), **extra}
-    return Parts(config, env, eval_env, agent, replay, metrics, size)
+    return SweepProgram(config, env, eval_env, agent, replay, metrics, size)
 
 
-def most_members(parts: Parts) -> int:
+def most_members(program: SweepProgram) -> int:
     """How many members fit into memory at once."""
     free, where = memory.free_device()
-    batch = parts.config.replay.batch_size * (4 * parts.env.spec.width + 64) * 4
-    need = parts.bytes + batch
+    batch = program.config.replay.batch_size * (4 * program.env.spec.width + 64) * 4
+    need = program.bytes + batch
     fits = math.inf if free is None else SHARE * free / need
     if fits < 1:
         raise UserError(f"one member needs {need / memory.GiB:.1f} GiB, {where} has less")
@@ -91,8 +91,10 @@ def most_members(parts: Parts) -> int:
 class Waves:
     """Trains waves of `size` members; the first one compiles, the others do not."""
 
-    def __init__(self, parts: Parts, size: int, directory: Path, ui: Progress, mesh: Any = None):
-        self.parts, self.size, self.ui, self.mesh = parts, size, ui, mesh
+    def __init__(
+        self, program: SweepProgram, size: int, directory: Path, ui: Progress, mesh: Any = None
+    ):
+        self.program, self.size, self.ui, self.mesh = program, size, ui, mesh
         self.directory = directory.absolute() / WAVES
         self.clock = Clock()
         self.traces = 0
@@ -105,12 +107,12 @@ class Waves:
 
     def compile(self, configs: Sequence[Config]) -> None:
         """One chunk of the population, and its measure; refused if it would not fit."""
-        parts, run = self.parts, self.parts.config.run
+        program, run = self.program, self.program.config.run
         self.ui.stage("compiling")
         population = make_population(
-            parts.env,
-            parts.agent,
-            parts.replay,
+            program.env,
+            program.agent,
+            program.replay,
             configs,
             key_of=lambda seed: run_keys(seed).init,
             mesh=self.mesh,
@@ -123,7 +125,7 @@ class Waves:
 
         with self.clock("compile"):
             shapes = jax.eval_shape(lambda: population.init(configs))
-            options = compiler_options(parts.config.agent.compute)
+            options = compiler_options(program.config.agent.compute)
             chunk: Any = make_chunk(counted, run.log_every, options=options)
             if self.mesh is None:
                 chunk = chunk.lower(shapes).compile()
@@ -131,9 +133,9 @@ class Waves:
                 self.check_memory(shapes, getattr(usage, "temp_size_in_bytes", 0))
         self.compiled = chunk
         self.ui.note(f"compiled the program of all waves in {duration(self.clock['compile'])}")
-        measure = make_measure(parts.eval_env, parts.agent, parts.metrics, run.eval_episodes)
+        measure = make_measure(program.eval_env, program.agent, program.metrics, run.eval_episodes)
         self.measure = jax.jit(jax.vmap(measure, in_axes=(0, 0, None)))
-        self.refresh = jax.vmap(parts.env.refresh)
+        self.refresh = jax.vmap(program.env.refresh)
 
     def check_memory(self, shapes: Any, workspace: int) -> None:
         free, where = memory.free_device()
@@ -148,7 +150,7 @@ class Waves:
 
     def train(self, number: int, members: Sequence[Member], stop: StopSignals) -> list[dict] | None:
         """Train and store a wave; None where it was interrupted."""
-        spec, base = self.parts.env.spec, self.parts.config
+        spec, base = self.program.env.spec, self.program.config
         configs = [member_config(base, spec, m.values, m.seed) for m in members]
         padded = [*configs, *[configs[-1]] * (self.size - len(configs))]
         if self.compiled is None:
@@ -167,7 +169,7 @@ class Waves:
 
     def chunk(self, state: TrainState, iteration: int, configs: Sequence[Config], rows: Any) -> Any:
         """One chunk of every member, and a row for each; measured where it is due."""
-        run, before = self.parts.config.run, self.clock["train"]
+        run, before = self.program.config.run, self.clock["train"]
         with self.clock("train"):
             if iteration:  # the first pool is fresh
                 keys = jnp.stack([pool_key(c.run.seed, iteration) for c in configs])
@@ -182,7 +184,7 @@ class Waves:
             with self.clock("eval"):
                 key = run_keys(run.seed).evaluate  # the same episodes for all: a fair comparison
                 found = jax.device_get(self.measure(state.agent, state.env.weights, key))
-        steps = self.parts.config.loop.collect_steps * self.parts.config.env.num_envs
+        steps = self.program.config.loop.collect_steps * self.program.config.env.num_envs
         for p, row in enumerate(rows):
             head = {
                 "iteration": iteration,
@@ -197,7 +199,7 @@ class Waves:
 
     def show(self, spent: float, steps: int) -> None:
         """Tell the progress display."""
-        chunk = self.parts.config.run.log_every
+        chunk = self.program.config.run.log_every
         self.done += chunk
         work = self.clock["train"] + self.clock["eval"] + self.clock["other"]
         left = work / self.done * (self.total - self.done)
@@ -245,7 +247,7 @@ class Waves:
                     folder.mkdir(parents=True)
                     self.store_member(folder, config, take_member(state, p), rows[p])
                     place = f"{WAVES}/{final.name}/{folder.name}"
-                    found.append(describe(self.parts, member, config, rows[p], place))
+                    found.append(describe(self.program, member, config, rows[p], place))
                 write_json(temp / WAVE_FILE, {"members": found, "time": time.time()})
                 durable.publish(temp, final)
             except OSError as error:
@@ -271,11 +273,11 @@ class Waves:
             raise OSError(store.last_error)
 
 
-def describe(parts: Parts, member: Member, config: Config, rows: list, place: str) -> dict:
+def describe(program: SweepProgram, member: Member, config: Config, rows: list, place: str) -> dict:
     """A member as results tell it."""
-    spec = parts.env.spec
+    spec = program.env.spec
     weights = reward_weights(spec, config.env.weights).tolist()
-    last, names = rows[-1], [*parts.metrics, "own_reward", "length"]
+    last, names = rows[-1], [*program.metrics, "own_reward", "length"]
     keep = ("iteration", "env_steps", "seconds")
     curve = [
         {k.removeprefix("eval/"): v for k, v in row.items() if k in keep or k.startswith("eval/")}
