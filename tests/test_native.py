@@ -7,6 +7,7 @@ import functools
 import json
 import subprocess
 import sys
+import textwrap
 import time
 from typing import Any, NamedTuple
 
@@ -79,6 +80,31 @@ def test_what_a_host_function_raises_ends_the_program():
     # and the next program runs
     call = host_call("test_fails_no_more", double)
     assert jax.jit(lambda x: call([F32], x)[0])(jnp.float32(1)) == 2
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_python_ends_though_a_program_still_calls(begun):
+    """Two programs, the second of which calls for minutes: it is on its way, or yet to begin."""
+    code = f"""
+        import time, jax, jax.numpy as jnp
+        from jaxtd3.envs.physics.hostcall import host_call
+        def slow(ins, outs):
+            time.sleep(0.01)
+            outs[0][...] = ins[0]
+        call = host_call("slow", slow)
+        kind = [jax.ShapeDtypeStruct((), jnp.float32)]
+        body = lambda x, _: (call(kind, x)[0], None)
+        calls = jax.jit(lambda x: jax.lax.scan(body, x, length=100_000)[0]).lower(0.0).compile()
+        busy = lambda x: jax.lax.fori_loop(0, 30, lambda i, x: jnp.sin(x @ x), x)[0, 0]
+        x = jnp.zeros((700, 700))
+        y = calls(jax.jit(busy).lower(x).compile()(x))
+        if {begun}:
+            time.sleep(3)
+            del y
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 def test_all_kinds_of_buffers():

@@ -9,14 +9,18 @@ needed. A call costs 5 us where `jax.pure_callback` takes 57, and a program that
 kept in JAX's compile cache, because it holds a name and no address.
 
 A `vmap` adds leading axes to all arguments and results. The function must not call JAX. What it
-raises ends the program with its message. Where XLA speaks another version of the interface,
-`jax.pure_callback` does the same work.
+raises ends the program with its message. Programs that still run when Python ends are ended too, as
+a call would crash then. Where XLA speaks another version of the interface, `jax.pure_callback` does
+the same work.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import ctypes
 import functools
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -91,6 +95,24 @@ DTYPES = {  # XLA_FFI_DataType
 
 _functions: dict[str, HostFunction] = {}
 _handlers: dict[str, Any] = {}  # they must outlive every program that names them
+QUIET = 0.2  # seconds without a call after which no program makes any
+
+
+class _Calls:
+    """When the last call ended, and whether more are answered."""
+
+    last, running, ended = -QUIET, 0, False
+
+
+@atexit.register
+def _end() -> None:
+    """Refuse all calls, and wait until nobody makes any: Python is there no more afterwards."""
+    _Calls.ended = True
+    for array in jax.live_arrays():  # what programs on their way will return
+        with contextlib.suppress(Exception):
+            array.block_until_ready()
+    while _Calls.running or time.monotonic() - _Calls.last < QUIET:
+        time.sleep(0.01)
 
 
 def host_call(name: str, function: HostFunction) -> Callable[..., Any]:
@@ -146,12 +168,17 @@ def register(name: str, function: HostFunction) -> None:
                 return None
         if frame.stage != EXECUTE:
             return None
+        _Calls.running += 1
         try:
+            if _Calls.ended:
+                raise InterruptedError("Python ends")
             _functions[name](_arrays(frame.inputs), _arrays(frame.outputs))
         except BaseException as error:  # nothing may pass through C
             text = f"{type(error).__name__}: {error}".encode()
             args = _ErrorArgs(ctypes.sizeof(_ErrorArgs), None, text, INTERNAL)
             return frame.api.contents.create_error(ctypes.byref(args))
+        finally:
+            _Calls.running, _Calls.last = _Calls.running - 1, time.monotonic()
         return None
 
     jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(handler), platform="cpu")
