@@ -36,7 +36,8 @@ def look(model: mujoco.MjModel, task: str) -> list[Finding]:
         found += [free_joint(model), floor(model), imu(model)]
     elif np.any(model.jnt_type == mujoco.mjtJoint.mjJNT_FREE):
         found.append(Finding("a fixed base", needed=True, advice="reach wants no free joint"))
-    return [*found, keyframe(model), control_ranges(model), speed(model)]
+    whole = all(f.there or not f.needed for f in found)
+    return [*found, keyframe(model, whole), control_ranges(model), speed(model)]
 
 
 def name_of(model: mujoco.MjModel, kind: mujoco.mjtObj, index: int) -> str:
@@ -108,16 +109,17 @@ def imu(model: mujoco.MjModel) -> Finding:
     )
 
 
-def keyframe(model: mujoco.MjModel) -> Finding:
+def keyframe(model: mujoco.MjModel, whole: bool = True) -> Finding:
+    """Its line waits until the model is whole: joints and actuators give it its length."""
     name = name_of(model, mujoco.mjtObj.mjOBJ_KEY, 0) if model.nkey else ""
     numbers = lambda x: " ".join(f"{v:.4g}" for v in x)  # noqa: E731
     pose = find_pose(Robot(model)) if model.nu else np.zeros(0)
+    line = f'<key name="home" qpos="{numbers(model.qpos0)}" ctrl="{numbers(pose)}"/>'
     return Finding(
         "a keyframe",
         (name or "without a name") if model.nkey else "",
         advice="episodes start from the zero pose",
-        lines=f'<keyframe>\n  <key name="home" qpos="{numbers(model.qpos0)}" '
-        f'ctrl="{numbers(pose)}"/>\n</keyframe>',
+        lines=f"<keyframe>\n  {line}\n</keyframe>" if whole else "",
     )
 
 
