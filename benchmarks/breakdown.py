@@ -14,7 +14,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxtd3.bench.programs import Held, chunk_task, env_task, full_state, gemm_task, learner_tasks
+from benchmarks.counts import setup
+from benchmarks.programs import Held, chunk_task, env_task, full_state, gemm_task, learner_tasks
 from jaxtd3.bench.timing import interleave, spread
 from jaxtd3.config.config import Config
 from jaxtd3.core.sharding import local_key
@@ -168,4 +169,4 @@ def lines(result: Mapping[str, Any]) -> list[str]:
 def command(args: Any, config: Config, tell: Callable[[str], None]) -> tuple[dict, list[str]]:
     """`jaxtd3 bench --breakdown`."""
     result = breakdown(build(config), args.rounds, args.seconds, args.chunk, tell)
-    return result, lines(result)
+    return result, [setup(config), *lines(result)]

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxtd3.bench.counts import flops, learner_dots, update_step
-from jaxtd3.bench.programs import Held, full_state
+from benchmarks.counts import flops, learner_dots, setup, update_step
+from benchmarks.programs import Held, full_state
 from jaxtd3.config.config import Config
 from jaxtd3.errors import UserError
 from jaxtd3.run.program import Program, build, chunk_of
@@ -139,4 +139,4 @@ def command(args: Any, config: Config, tell: Callable[[str], None]) -> tuple[dic
     """`jaxtd3 bench --operations`."""
     tell("compiling, then tracing some calls")
     result = operations(build(config), args.chunk)
-    return result, lines(result)
+    return result, [setup(config), *lines(result)]

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from benchmarks.counts import setup
 from jaxtd3.bench.timing import Range, attempt, interleave, spread
 from jaxtd3.config.config import Config
 from jaxtd3.config.sections import EnvConfig
@@ -235,7 +236,7 @@ PEERS = {
 
 def ours_rates(program: Program, rounds: int, seconds: float) -> dict[str, dict[str, Any]]:
     """This project's rates with a ring that is nearly empty and one that is full, in turns."""
-    from jaxtd3.bench.programs import Held, full_state, with_fill
+    from benchmarks.programs import Held, full_state, with_fill
     from jaxtd3.bench.timing import Task
     from jaxtd3.run.program import chunk_of
 
@@ -310,7 +311,7 @@ def command(args: Any, config: Config, tell: Callable[[str], None]) -> tuple[dic
     from benchmarks import races
 
     result = compare(build(config), args.rounds, args.seconds, tell)
-    text = lines(result)
+    text = [setup(config), *lines(result)]
     if args.goal is not None:
         seeds = range(args.seeds)
         result["race"] = races.race(config.env.name, args.goal, args.limit, seeds, tell=tell)

@@ -7,8 +7,9 @@ from typing import Any
 
 import jax
 
+from benchmarks.counts import setup
+from benchmarks.programs import Held, chunk_task
 from jaxtd3.agent.td3 import fast_td3
-from jaxtd3.bench.programs import Held, chunk_task
 from jaxtd3.bench.timing import interleave, spread
 from jaxtd3.config.config import Config
 from jaxtd3.envs import make_env
@@ -74,4 +75,4 @@ def lines(result: Mapping[str, Any]) -> list[str]:
 def command(args: Any, config: Config, tell: Callable[[str], None]) -> tuple[dict, list[str]]:
     """`jaxtd3 bench --population SIZE`."""
     result = population(config, args.population, args.rounds, args.seconds, tell)
-    return result, lines(result)
+    return result, [setup(config), *lines(result)]

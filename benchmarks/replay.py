@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from benchmarks.counts import setup
 from jaxtd3.bench.timing import Task, interleave, spread
 from jaxtd3.config.config import Config
 from jaxtd3.core.types import EnvSpec, Replay, Transition
@@ -111,4 +112,4 @@ def lines(result: Mapping[str, Any]) -> list[str]:
 def command(args: Any, config: Config, tell: Callable[[str], None]) -> tuple[dict, list[str]]:
     """`jaxtd3 bench --replay-cost`."""
     result = replay_cost(config, args.rounds, args.seconds, tell)
-    return result, lines(result)
+    return result, [setup(config), *lines(result)]

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxtd3.bench import counts as count
+from benchmarks import counts as count
 from jaxtd3.config.config import Config
 from jaxtd3.core.types import TrainState
 from jaxtd3.loop.chunk import make_chunk
@@ -231,4 +231,4 @@ def command(args: Any, config: Config, tell: Callable[[str], None]) -> tuple[dic
     """`jaxtd3 bench --roofline GPU`."""
     tell("tracing, and lowering for CUDA; nothing is run")
     result = roofline(build(config), args.roofline)
-    return result, lines(result, config)
+    return result, [count.setup(config), *lines(result, config)]

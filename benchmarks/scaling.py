@@ -13,8 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
-from jaxtd3.bench.counts import update_step
-from jaxtd3.bench.programs import Held, full_state, with_fill
+from benchmarks.counts import setup, update_step
+from benchmarks.programs import Held, full_state, with_fill
 from jaxtd3.bench.timing import Task, interleave, spread
 from jaxtd3.config.config import Config
 from jaxtd3.core.sharding import AXIS, WHOLE
@@ -310,7 +310,7 @@ def command(args: Any, config: Config, tell: Callable[[str], None]) -> tuple[dic
     result = scaling(config, chosen(args.axes or ""), args.rounds, args.seconds, tell)
     plot(result, args.plot)
     tell(f"wrote {args.plot}")
-    return result, lines(result)
+    return result, [setup(config), *lines(result)]
 
 
 def devices_command(
@@ -319,4 +319,4 @@ def devices_command(
     """`jaxtd3 bench --over-devices N,N`."""
     devices = [int(n) for n in args.over_devices.split(",")]
     result = over_devices(config, devices, args.rounds, args.seconds, tell)
-    return result, device_lines(result)
+    return result, [setup(config), *device_lines(result)]

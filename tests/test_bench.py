@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from benchmarks import (
+    counts,
+    measure,
     operations,
     overhead,
     peers,
@@ -22,12 +24,12 @@ from benchmarks import (
     suite,
     table,
 )
+from benchmarks.programs import Held, full_state, with_fill
 from benchmarks.sketch import make_sketch, project, sketch_task
 
 import jaxtd3
 from jaxtd3.agent import distributional
-from jaxtd3.bench import checkout, counts, measure
-from jaxtd3.bench.programs import Held, full_state, with_fill
+from jaxtd3.bench import checkout
 from jaxtd3.bench.timing import Task, interleave, spread
 from jaxtd3.cli import bench
 from jaxtd3.cli import main as cli

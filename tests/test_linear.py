@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from benchmarks.counts import count_dots
 
-from jaxtd3.bench.counts import count_dots
 from jaxtd3.envs.registry import preset
 from jaxtd3.nets import dense
 from jaxtd3.nets.dense import product
@@ -107,7 +107,8 @@ def test_the_cpu_multiplies_bf16_as_bf16(shape):
 
 @pytest.mark.parametrize("network", ["mlp", "simnorm", "simbav2"])
 def test_every_network_learns_in_bf16(network):
-    from jaxtd3.bench.programs import full_state
+    from benchmarks.programs import full_state
+
     from jaxtd3.run.program import build, chunk_of
 
     sizes = {"critic_hidden": 32, "actor_hidden": 16, "num_atoms": 11, "layer_norm": True}

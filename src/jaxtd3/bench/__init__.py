@@ -1,1 +1,1 @@
-"""`jaxtd3 bench` as everybody has it; what the documents need besides is in `benchmarks/`."""
+"""`jaxtd3 bench`: physics engines beside each other. All else is measured from a checkout."""

@@ -12,15 +12,13 @@ from jaxtd3.errors import UserError
 ROOT = Path(__file__).parents[3]
 
 
-def in_checkout() -> bool:
-    """Whether `benchmarks/` stands beside this package."""
-    return (ROOT / "benchmarks" / "__init__.py").is_file()
-
-
 def load_benchmark(name: str) -> Any:
     """`benchmarks.name`; an installed package without the checkout says so in one line."""
-    if not in_checkout():
-        raise UserError(f"benchmarks/{name}.py is not installed: run this from a checkout")
+    if not (ROOT / "benchmarks" / f"{name}.py").is_file():
+        raise UserError(
+            f"benchmarks/{name}.py is not installed: run this from a checkout; an installed "
+            "package compares physics alone (--impl native,jax)"
+        )
     if str(ROOT) not in sys.path:
         sys.path.append(str(ROOT))
     return import_module(f"benchmarks.{name}")

@@ -132,27 +132,6 @@ def tell(line: str) -> None:
 # --- modes --------------------------------------------------------------------------------------
 
 
-def measure(args: Bench, config: Config) -> Report:
-    from jaxtd3.bench import measure
-    from jaxtd3.bench.checkout import in_checkout, load_benchmark
-    from jaxtd3.run.program import build
-
-    tell(describe(config))
-    program, beside = build(config), []
-    if args.sketch and program.mesh.size == 1:  # it knows one device
-        if in_checkout():
-            beside.append(load_benchmark("sketch").sketch_task)
-        else:
-            tell("the sketch comes with a checkout alone: left out")
-    if args.torch:
-        beside.append(load_benchmark("torch_eager").torch_task)
-    result = measure.measure(
-        program, args.rounds, length=args.chunk, seconds=args.seconds, beside=beside, tell=tell
-    )
-    result["details"]["setup"] = describe(config)
-    return result, [describe(config), *measure.lines(result)]
-
-
 def physics(args: Bench, config: Config) -> Report:
     from jaxtd3.bench import physics
 
@@ -162,20 +141,19 @@ def physics(args: Bench, config: Config) -> Report:
 
 
 def from_checkout(module: str, function: str = "command") -> Callable[[Bench, Config], Report]:
-    """A mode that is in `benchmarks/`, beside the package."""
+    """A mode that is in `benchmarks/`, beside the package: what the documents' figures need."""
 
     def mode(args: Bench, config: Config) -> Report:
         from jaxtd3.bench.checkout import load_benchmark
 
-        result, lines = getattr(load_benchmark(module), function)(args, config, tell)
-        return result, [describe(config), *lines]
+        return getattr(load_benchmark(module), function)(args, config, tell)
 
     return mode
 
 
 MODES: dict[str, Callable[[Bench, Config], Report]] = {
-    "measure": measure,
     "physics": physics,
+    "measure": from_checkout("measure"),
     "peers": from_checkout("peers"),
     "roofline": from_checkout("roofline"),
     "scaling": from_checkout("scaling"),
@@ -185,11 +163,3 @@ MODES: dict[str, Callable[[Bench, Config], Report]] = {
     "population": from_checkout("population"),
     "replay_cost": from_checkout("replay"),
 }
-
-
-def describe(config: Config) -> str:
-    """What is measured, in one line."""
-    from jaxtd3.bench.counts import sizes
-
-    ring = config.env.num_envs * config.replay.length
-    return f"{config.env.name}: {sizes(config)}, ring of {ring:,}, {config.replay.n_step}-step"

@@ -295,7 +295,8 @@ class Bench:
 
     All that is compared runs in turns within one process, round after round, and is told as median
     and range. Settings come as in `jaxtd3 train`. With a list of physics back ends, such as
-    --impl native,jax, their environment steps are compared with each other and with C MuJoCo alone.
+    --impl native,jax, their environment steps are compared with each other and with C MuJoCo alone:
+    that an installed package does too, all else needs a checkout.
     """
 
     env: Name = None

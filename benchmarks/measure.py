@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxtd3.bench import counts as count
-from jaxtd3.bench.programs import (
+from benchmarks import counts as count
+from benchmarks.programs import (
     Held,
     copy_task,
     env_task,
@@ -15,8 +15,9 @@ from jaxtd3.bench.programs import (
     learner_tasks,
 )
 from jaxtd3.bench.timing import Range, Task, compile_cold, constant, interleave, spread
+from jaxtd3.config.config import Config
 from jaxtd3.run.memory import tree_bytes
-from jaxtd3.run.program import Program, chunk_of
+from jaxtd3.run.program import Program, build, chunk_of
 
 HEADLINES = (
     "eta",
@@ -169,3 +170,23 @@ def moved_text(counts: dict[str, Any]) -> str:
         f"replay {counts['replay_bytes'] / 1e6:,.3g} MB, "
         f"parameters {counts['param_bytes'] / 1e6:,.3g} MB"
     )
+
+
+def command(args: Any, config: Config, tell: Callable[[str], None]) -> tuple[dict, list[str]]:
+    """`jaxtd3 bench`."""
+    from benchmarks.sketch import sketch_task
+
+    tell(count.setup(config))
+    program = build(config)
+    beside: list[Callable[[Program, int], Task]] = []
+    if args.sketch and program.mesh.size == 1:  # it knows one device
+        beside.append(sketch_task)
+    if args.torch:
+        from benchmarks.torch_eager import torch_task
+
+        beside.append(torch_task)
+    result = measure(
+        program, args.rounds, length=args.chunk, seconds=args.seconds, beside=beside, tell=tell
+    )
+    result["details"]["setup"] = count.setup(config)
+    return result, [count.setup(config), *lines(result)]

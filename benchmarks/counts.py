@@ -239,11 +239,12 @@ def bytes_per_transition(program: Program) -> float:
     return replay.bytes_per_transition(program.env.spec, cfg.replay, cfg.env.num_envs)
 
 
-def sizes(config: Config) -> str:
-    """How large a run is, in one line."""
-    loop, agent = config.loop, config.agent
+def setup(config: Config) -> str:
+    """What is measured, in one line."""
+    env, replay, loop, agent = config.env, config.replay, config.loop, config.agent
     return (
-        f"{config.env.num_envs:,} envs, batch {config.replay.batch_size:,}, "
+        f"{env.name}: {env.num_envs:,} envs, batch {replay.batch_size:,}, "
         f"{loop.critic_updates} critic and {loop.policy_updates} policy updates, "
-        f"critics {agent.critic_hidden}, actor {agent.actor_hidden}, {agent.compute}"
+        f"critics {agent.critic_hidden}, actor {agent.actor_hidden}, {agent.compute}, "
+        f"ring of {env.num_envs * replay.length:,}, {replay.n_step}-step"
     )

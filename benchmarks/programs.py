@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxtd3.bench.counts import Dot, learner_dots, update_step
+from benchmarks.counts import Dot, learner_dots, update_step
 from jaxtd3.bench.timing import Task
 from jaxtd3.core.types import Array, TrainState
 from jaxtd3.errors import UserError
