@@ -33,6 +33,13 @@ def total(tree: Any) -> Array:
     return jnp.stack([jnp.sum(x, dtype=jnp.float32) for x in leaves]).sum()
 
 
+def drawn(program: Program, state: TrainState, key: Array) -> Batch:
+    """A batch of the ring."""
+    return program.replay.sample(
+        state.replay, key, program.agent.discount(state.agent), state.weights
+    )
+
+
 def example(program: Program, state: TrainState) -> tuple[Transition, Batch]:
     """A transition of every environment and a batch, as the pieces take them."""
 
@@ -40,7 +47,7 @@ def example(program: Program, state: TrainState) -> tuple[Transition, Batch]:
         key = jax.random.key(0)
         action = jnp.zeros((state.env.obs.shape[0], program.env.spec.action_size))
         _, tr, _ = program.env.step(state.env, action, key)
-        return tr, program.replay.sample(state.replay, key, state.agent.hyper.gamma)
+        return tr, drawn(program, state, key)
 
     specs = jax.tree.map(lambda sharding: sharding.spec, program.layout)
     mapped = jax.shard_map(
@@ -79,11 +86,11 @@ def pieces(program: Program, state: TrainState) -> dict[str, Piece]:
         return state.replace(replay=replay.add(state.replay, tr)), ()
 
     def sample(state: TrainState, key: Array) -> tuple[TrainState, Any]:
-        return state, total(replay.sample(state.replay, key, state.agent.hyper.gamma))
+        return state, total(drawn(program, state, key))
 
     def learn(policy: bool) -> Piece:
         def update(state: TrainState, key: Array) -> tuple[TrainState, Any]:
-            agent_state, _ = agent.update(state.agent, batch, key, policy=policy)
+            agent_state, *_ = agent.update(state.agent, batch, key, policy=policy)
             return state.replace(agent=agent_state), ()
 
         return update

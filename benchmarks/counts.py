@@ -111,7 +111,7 @@ def update_step(program: Program) -> Callable[[TrainState], tuple[TrainState, An
 
     def step(state: TrainState) -> tuple[TrainState, Any]:
         key, key_learn = jax.random.split(state.key)
-        agent, ring, metrics = learn(state, key_learn, plan)
+        agent, ring, metrics = learn(state, key_learn, plan, state.weights)
         return state.replace(key=key, agent=agent, replay=ring), metrics
 
     return step

@@ -80,7 +80,7 @@ def ours(race: Race, over: Over) -> None:
         if done % config.run.eval_every:
             continue
         with clock("eval"):
-            found = program.evaluate(state.agent, state.env.weights, keys.evaluate)
+            found = program.evaluate(state.agent, state.weights, keys.evaluate)
             returned = float(found["return"])
         steps = done * config.loop.collect_steps * config.env.num_envs
         if over(seconds_of(clock), returned, steps):
@@ -102,7 +102,7 @@ def sketch(race: Race, over: Over) -> None:
     config = preset(race.env, profile="gpu", **SKETCH_SIZES)
     env, clock = make_env(config.env), Clock()
     init, step, act = make_sketch(env, config)
-    evaluate = make_evaluate(env, Agent(nothing, act, nothing, nothing), EVALUATIONS)
+    evaluate = make_evaluate(env, Agent(nothing, act, nothing, nothing, nothing), EVALUATIONS)
     chunk = jax.jit(
         lambda s: jax.lax.scan(lambda s, _: (step(s), None), s, length=pace.log_every)[0],
         donate_argnums=0,
@@ -122,7 +122,7 @@ def sketch(race: Race, over: Over) -> None:
             continue
         with clock("eval"):
             small = state._replace(ring={}, env=None)  # what acting reads
-            returned = float(evaluate(small, state.env.weights, key_evaluate)["return"])
+            returned = float(evaluate(small, state.weights, key_evaluate)["return"])
         if over(seconds_of(clock), returned, done * config.env.num_envs):
             return
 

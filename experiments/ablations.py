@@ -234,8 +234,7 @@ def train(cfg: jaxtd3.Config, seeds: int) -> Curves:
         state, _ = chunk(state)
         state = state.replace(env=refresh(state.env, keys[i + 1]))
         members = [
-            jax.tree.map(lambda x, k=k: x[k], (state.agent, state.env.weights))
-            for k in range(seeds)
+            jax.tree.map(lambda x, k=k: x[k], (state.agent, state.weights)) for k in range(seeds)
         ]
         scores = [evaluate(*member, jax.random.key(1))["return"] for member in members]
         returns.append([float(x) for x in scores])

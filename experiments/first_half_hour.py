@@ -59,7 +59,7 @@ for i in range(1, 11):
     state, metrics = chunk(state)
     metrics = {name: float(value) for name, value in metrics.items()}  # waits for the device
     seconds += time.perf_counter() - start
-    scores = evaluate(state.agent, state.env.weights, jax.random.key(1))
+    scores = evaluate(state.agent, state.weights, jax.random.key(1))
     row = {"iteration": 100 * i, "env_steps": 100 * i * env.num_envs, "seconds": seconds}
     rows.append(row | metrics | {f"eval/{name}": float(x) for name, x in scores.items()})
     print(f"{100 * i:5d} iterations  {seconds:5.1f} s  return {rows[-1]['eval/return']:7.1f}")

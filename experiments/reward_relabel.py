@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> float:
         rows = []
         for _ in range(args.after // CHUNK):
             state, _ = chunk(state)
-            found = measure(state.agent, state.env.weights, jax.random.key(99))
+            found = measure(state.agent, state.weights, jax.random.key(99))
             rows.append(np.asarray(found["own_reward"]))
         return np.array(rows)
 

@@ -124,6 +124,13 @@ def test_round_trip_of_every_kind_of_leaf(tmp_path):
     assert np.array_equal(jax.random.uniform(got.state["key"]), jax.random.uniform(tree["key"]))
 
 
+def test_a_leaf_that_has_moved_is_found_under_its_old_name(tmp_path):
+    store, weights = CheckpointStore(tmp_path), jnp.array([1.0, -2.0])
+    save(store, {"env": {"weights": weights}}, 5)
+    got = store.restore(jax.eval_shape(lambda: {"weights": weights}))
+    np.testing.assert_array_equal(got.state["weights"], weights)
+
+
 def test_resume_continues_bit_equal(tmp_path, parts):
     """1 chunk, save, restore, 1 chunk == 2 chunks; and the restored state compiles nothing anew."""
     init, chunk = parts

@@ -11,7 +11,7 @@ import pytest
 
 import jaxtd3
 from jaxtd3.core.types import EnvSpec, EnvStep
-from jaxtd3.envs.batch import reward_weights
+from jaxtd3.envs.batch import reward_weights, select_envs, sound_envs, take_envs
 
 
 class Walk(NamedTuple):
@@ -173,14 +173,30 @@ def test_actions_are_clipped_and_stored_as_received():
 
 def test_traced_weights_change_the_reward_without_a_new_trace():
     env, state, step = make(weights={"small": -2.0})
-    np.testing.assert_array_equal(state.weights, [1.0, -2.0])
+    np.testing.assert_array_equal(env.weights, [1.0, -2.0])
     action = jnp.full((NUM, 1), 0.5)
     _, tr, _ = step(state, action, jax.random.key(0))
     np.testing.assert_allclose(tr.reward, tr.terms[:, 0] - 2 * tr.terms[:, 1], rtol=1e-6)
-    state = state.replace(weights=jnp.array([0.0, 3.0]))
-    _, tr, _ = step(state, action, jax.random.key(0))
-    np.testing.assert_allclose(tr.reward, 3 * tr.terms[:, 1], rtol=1e-6)
-    assert step._cache_size() == 1
+    for weight in (3.0, 4.0):
+        _, tr, _ = step(state, action, jax.random.key(0), jnp.array([0.0, weight]))
+        np.testing.assert_allclose(tr.reward, weight * tr.terms[:, 1], rtol=1e-6)
+    assert step._cache_size() == 2
+
+
+def test_what_has_an_environment_axis_is_known_from_one_environment():
+    """A shared leaf that is as long as there are environments is neither picked from nor judged."""
+    mask = jnp.array([True, False, False])
+    single = {"own": jnp.zeros(2), "shared": jnp.zeros(3)}
+    old = {"own": jnp.zeros((3, 2)), "shared": jnp.zeros(3)}
+    new = {"own": jnp.ones((3, 2)), "shared": jnp.full(3, jnp.nan)}
+    chosen = select_envs(mask, new, old, single)
+    np.testing.assert_array_equal(chosen["own"], [[1, 1], [0, 0], [0, 0]])
+    np.testing.assert_array_equal(chosen["shared"], np.zeros(3))
+    taken = take_envs(jnp.array([2, 2]), new, single)
+    assert [x.shape for x in (taken["own"], taken["shared"])] == [(2, 2), (3,)]
+    np.testing.assert_array_equal(sound_envs(new, single), [True] * 3)
+    new["own"] = new["own"].at[1, 0].set(jnp.nan)
+    np.testing.assert_array_equal(sound_envs(new, single), [True, False, True])
 
 
 def test_clipped_sums_are_clipped():

@@ -104,7 +104,7 @@ def test_metadata_of_a_robot():
         default_pose = jnp.array([0.5, -0.25])
         action_scale = 0.5
 
-    env = jaxtd3.BatchEnv(SPEC, Robot(), 1, None, None, None)
+    env = jaxtd3.BatchEnv(SPEC, Robot(), 1, *[None] * 5)
     known = export.describe(env)
     assert known["default_pose"] == [0.5, -0.25]
     assert known["action_scale"] == 0.5

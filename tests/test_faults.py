@@ -24,7 +24,7 @@ from jaxtd3.cli import flags
 from jaxtd3.cli import main as cli
 from jaxtd3.config.config import config_from_dict
 from jaxtd3.config.sections import AgentConfig
-from jaxtd3.core.types import Batch, EnvSpec
+from jaxtd3.core.types import Batch, EnvSpec, Health
 from jaxtd3.envs.registry import preset
 from jaxtd3.errors import UserError
 from jaxtd3.run import artifacts, nonfinite
@@ -225,7 +225,7 @@ def test_a_streak_ends_with_a_good_update_unless_it_reached_the_limit():
     ],
 )
 def test_a_streak_in_words(streak, metric, said):
-    assert nonfinite.reached(jnp.array(streak), metric, LIMIT) == said
+    assert nonfinite.reached(Health(9, jnp.array(streak), metric), LIMIT) == said
 
 
 # --- runs ---------------------------------------------------------------------------------------

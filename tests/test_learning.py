@@ -22,7 +22,7 @@ def learn(name, limit, reached, chunk=250, **changes):
     advance = program.lower(parts.shapes).compile()
 
     def score():
-        metrics = parts.evaluate(state.agent, state.env.weights, jax.random.key(1))
+        metrics = parts.evaluate(state.agent, state.weights, jax.random.key(1))
         return {k: float(metrics[k]) for k in ("return", "length")}
 
     first = now = score()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -89,20 +89,20 @@ def test_every_kind_and_ensemble_learns_a_batch(kind, num_critics):
     update = jax.jit(lambda s, k: agent.update(s, make_batch(), k, policy=True))
     losses = []
     for i in range(30):
-        state, metrics = update(state, jax.random.key(i))
+        state, metrics, td_error = update(state, jax.random.key(i))
         losses.append(float(metrics["critic_loss"]))
     assert losses[-1] < losses[0]
     assert int(state.skipped) == 0
-    assert metrics["td_error"].shape == (8,)
+    assert td_error.shape == (8,)
     assert len(state.critic) == num_critics
 
 
 def test_td_error_is_what_the_update_reports():
     agent = jaxtd3.fast_td3(SPEC, make_config(critic="scalar", policy_noise=0.0, num_critics=1))
     state, batch = agent.init(jax.random.key(0)), make_batch()
-    _, metrics = agent.update(state, batch, jax.random.key(1), policy=False)
+    *_, reported = agent.update(state, batch, jax.random.key(1), policy=False)
     found = agent.td_error(state, batch, jax.random.key(2))
-    np.testing.assert_allclose(found, metrics["td_error"], rtol=1e-5)
+    np.testing.assert_allclose(found, reported, rtol=1e-5)
 
 
 # --- networks and the lagging policy ------------------------------------------------------------
@@ -211,7 +211,6 @@ def test_a_wrong_name_or_ratio_is_refused(changes, said):
 class Counts(NamedTuple):
     """What an agent was asked for."""
 
-    hyper: Any
     critic: jax.Array
     policy: jax.Array
     collected: jax.Array
@@ -226,18 +225,15 @@ def counting_agent(action_size):
     def update(state, batch, key, *, policy):
         used = (jnp.sum(batch.weight) > 0).astype(jnp.int32)
         state = state._replace(critic=state.critic + used, policy=state.policy + policy * used)
-        return state, {}
+        return state, {}, None
 
     return jaxtd3.Agent(
-        init=lambda key: Counts(SimpleHyper(jnp.float32(0.9)), *zeros()),
+        init=lambda key: Counts(*zeros()),
         act=lambda state, obs: jnp.zeros((obs.shape[0], action_size)),
         observe=lambda state, tr, returns: state._replace(collected=state.collected + 1),
         update=update,
+        discount=lambda state: jnp.float32(0.9),
     )
-
-
-class SimpleHyper(NamedTuple):
-    gamma: jax.Array
 
 
 def to_host_and_back(state):

@@ -232,7 +232,7 @@ def compare_params(state, prefix):
 def test_three_rounds(mode, spec, batch, monkeypatch):
     agent, state = make_update(monkeypatch, spec, mode)
     for i in range(3):
-        state, metrics = agent.update(state, batch, jax.random.key(i), policy=True)
+        state, metrics, _ = agent.update(state, batch, jax.random.key(i), policy=True)
         close(metrics["critic_loss"], DATA[f"mlp/{mode}/critic_losses/{i}"])
         close(metrics["actor_loss"], DATA[f"mlp/{mode}/actor_losses/{i}"])
         if i in (0, 2):
@@ -245,7 +245,7 @@ def test_three_rounds(mode, spec, batch, monkeypatch):
 def test_gradients(mode, spec, batch, monkeypatch):
     """Read off Adam's first moment after one update: m = (1 - 0.9) * g."""
     agent, first = make_update(monkeypatch, spec, mode)
-    state, metrics = agent.update(first, batch, jax.random.key(0), policy=True)
+    state, metrics, _ = agent.update(first, batch, jax.random.key(0), policy=True)
     close(metrics["critic_loss"], DATA[f"mlp/{mode}/critic_loss"])
     close(metrics["actor_loss"], DATA[f"mlp/{mode}/actor_loss"])
 
@@ -311,7 +311,7 @@ def test_simba_three_rounds(spec, batch, monkeypatch):
     state = agent.init(jax.random.key(0)).replace(**parts)
     monkeypatch.setattr(jax.random, "normal", lambda key, shape: jnp.asarray(DATA["batch/noise"]))
     for i in range(3):
-        state, metrics = agent.update(state, batch, jax.random.key(i), policy=True)
+        state, metrics, _ = agent.update(state, batch, jax.random.key(i), policy=True)
         close(metrics["critic_loss"], DATA[f"simbav2/cdq/critic_losses/{i}"])
         close(metrics["actor_loss"], DATA[f"simbav2/cdq/actor_losses/{i}"])
     for part in parts:
@@ -382,7 +382,7 @@ def test_replay(case):
     gamma = hp("gamma")
     for e in range(num_envs):
         batch = ring.windows(
-            state, starts - oldest, jnp.full(starts.shape, e), jnp.float32(gamma), cfg
+            state, starts - oldest, jnp.full(starts.shape, e), jnp.float32(gamma), spec, cfg
         )
         close(batch.obs, jnp.concatenate([get("sample/obs")[e], get("sample/critic_obs")[e]], -1))
         close(batch.action, get("sample/action")[e])

@@ -229,7 +229,7 @@ def test_relabelled_rewards_are_the_environments():
     key, gamma = jax.random.key(5), jnp.float32(0.97)
     wanted = plain.sample(truth.replay, key, gamma)
     before = stored.sample(state.replay, key, gamma)
-    found = stored.sample(stored.relabel(state.replay, weights), key, gamma)
+    found = stored.sample(state.replay, key, gamma, weights)
     np.testing.assert_array_equal(found.reward, wanted.reward)
     jax.tree.map(np.testing.assert_array_equal, found._replace(reward=0), wanted._replace(reward=0))
     assert not np.allclose(before.reward, wanted.reward)
@@ -283,13 +283,25 @@ def test_curriculum_that_follows_the_length_of_episodes():
 
 
 def test_curriculum_rewards_all_data_under_the_weights_of_now():
-    cfg = config(curriculum=8, store_terms=True, weights={"angle": 1.0})
-    init, collect_step, _ = jaxtd3.make_train_step(*parts(cfg), cfg.loop)
+    cfg = config(curriculum=8, store_terms=True, weights={"angle": -1.0})
+    env, agent, plain = parts(cfg)
+
+    def update(state, batch, key, *, policy):
+        return state, {"angle": jnp.mean(batch.reward)}, None
+
+    def sample(state, key, gamma, weights):
+        batch = plain.sample(state, key, gamma, weights)
+        return batch._replace(reward=jnp.broadcast_to(weights[0], batch.reward.shape))
+
+    agent, replay = agent._replace(update=update), plain._replace(sample=sample)
+    init, collect_step, train_step = jaxtd3.make_train_step(env, agent, replay, cfg.loop)
     state = init(jax.random.key(0))
-    full = np.asarray(state.env.weights)
+    full = np.asarray(state.weights)
     state, metrics = jax.jit(collect_step)(state.replace(iteration=jnp.int32(4)))
     now = full * np.where(full < 0, 0.5, 1.0)
-    np.testing.assert_array_equal(state.env.weights, full)  # the goal stays
-    np.testing.assert_allclose(state.replay.weights[:, 0], now, rtol=1e-6)
+    np.testing.assert_array_equal(state.weights, full)  # the goal stays
     seen = np.mean(np.asarray(state.replay.terms[0]) @ now)
     np.testing.assert_allclose(metrics["env/reward"], seen, rtol=1e-5)
+    for iteration in (0, 4, 8):
+        found = jax.jit(train_step)(state.replace(iteration=jnp.int32(iteration)))[1]
+        np.testing.assert_allclose(found["train/angle"], -iteration / 8, atol=1e-6)

@@ -93,7 +93,7 @@ def test_what_may_be_drawn_is_what_the_uniform_sampler_draws(store_next_obs):
         offset, env = (
             x.reshape(-1) for x in jnp.meshgrid(jnp.arange(max(starts, 1)), jnp.arange(ENVS))
         )
-        usable = replay.windows(state.ring, offset, env, GAMMA, cfg).weight > 0
+        usable = replay.windows(state.ring, offset, env, GAMMA, SPEC, cfg).weight > 0
         rows = (state.ring.head - state.ring.size + offset) % LENGTH
         expected = np.zeros(state.p.shape, bool)
         if starts:
@@ -104,7 +104,7 @@ def test_what_may_be_drawn_is_what_the_uniform_sampler_draws(store_next_obs):
 
 def test_overwritten_priorities_vanish():
     state = filled(LENGTH)
-    first = prioritized.sample(state, jax.random.key(0), GAMMA, CFG)
+    first = prioritized.sample(state, jax.random.key(0), GAMMA, SPEC, CFG)
     state = prioritized.update_priority(state, first, jnp.full(CFG.batch_size, 1000.0))
     assert float(state.p.max()) > 50
     for t in range(LENGTH):
@@ -119,7 +119,7 @@ def test_overwritten_priorities_vanish():
 def test_updates_reach_what_was_drawn_and_nothing_else():
     state = filled(LENGTH)
     cfg = dataclasses.replace(CFG, batch_size=8)
-    batch = prioritized.sample(state, jax.random.key(3), GAMMA, cfg)
+    batch = prioritized.sample(state, jax.random.key(3), GAMMA, SPEC, cfg)
     td = jnp.arange(8.0)
     after = prioritized.update_priority(state, batch, td)
     row, env = map(np.asarray, batch.index)
@@ -133,7 +133,7 @@ def test_updates_reach_what_was_drawn_and_nothing_else():
 
 def test_what_is_not_finite_or_has_no_weight_leaves_priorities_alone():
     state = filled(LENGTH)
-    batch = prioritized.sample(state, jax.random.key(3), GAMMA, CFG)
+    batch = prioritized.sample(state, jax.random.key(3), GAMMA, SPEC, CFG)
     for weight, td in ((1.0, jnp.nan), (0.0, 7.0)):
         ignored = batch._replace(weight=jnp.full(CFG.batch_size, weight))
         after = prioritized.update_priority(state, ignored, jnp.full(CFG.batch_size, td))
@@ -163,7 +163,7 @@ def test_weights_make_the_estimate_unbiased():
 
 def test_samples_carry_those_weights():
     state = with_priorities(filled(23), random_priorities(1))
-    batches = [prioritized.sample(state, jax.random.key(i), GAMMA, CFG) for i in range(30)]
+    batches = [prioritized.sample(state, jax.random.key(i), GAMMA, SPEC, CFG) for i in range(30)]
     reward = np.concatenate([np.asarray(b.weight * b.reward) for b in batches])
     kept = np.asarray(state.p[:LENGTH]) > 0
     plain = np.asarray(state.ring.reward)[kept].mean()
@@ -203,7 +203,7 @@ def test_four_shards_are_one_in_expectation(beta):
 
     def drawn(s, key):
         cfg = dataclasses.replace(CFG, priority_beta=beta, priority_beta_end=beta)
-        batch = prioritized.sample(s, key, GAMMA, cfg, "shard")
+        batch = prioritized.sample(s, key, GAMMA, SPEC, cfg, axis_name="shard")
         return jax.lax.pmean(jnp.mean(batch.weight * batch.reward), "shard")
 
     state = state.replace(

@@ -47,7 +47,7 @@ def test_replayed_alone_batched_compiled_and_sharded():
     equal(jax.jit(recorded)(*one), jax.jit(plain)(*one))
     equal(jax.vmap(recorded)(*many), jax.vmap(plain)(*many))
     mesh = sharding.make_mesh(1)
-    over = jax.jit(sharding.over_envs(jax.vmap(recorded), mesh))
+    over = jax.jit(sharding.over_envs(recorded, mesh))
     equal(over(*many), jax.vmap(plain)(*many))
     grown = jax.lax.scan(lambda c, _: (c, jax.vmap(recorded)(*many)), 0, length=2)[1]
     equal(jax.tree.map(lambda x: x[1], grown), jax.vmap(plain)(*many))

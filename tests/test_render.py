@@ -30,6 +30,7 @@ AGENT = Agent(
     act=lambda state, obs: jnp.broadcast_to(state[None], (obs.shape[0], 1)),
     observe=None,
     update=None,
+    discount=None,
 )
 STILL, RIGHT, LEFT = np.zeros(1, np.float32), np.ones(1, np.float32), -np.ones(1, np.float32)
 

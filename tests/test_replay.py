@@ -16,7 +16,7 @@ from jaxtd3.replay import ring
 D, U = 3, 2
 RUN, TERM, TRUNC, BAD = 0, 1, 2, 3
 ADD = jax.jit(ring.add, static_argnames="store_next_obs")
-WINDOWS = jax.jit(ring.windows, static_argnames="cfg")
+WINDOWS = jax.jit(ring.windows, static_argnames=("spec", "cfg"))
 
 
 class Model:
@@ -106,7 +106,7 @@ def test_every_field_equals_the_model(seed, writes, n_step, limit, bf16, bootstr
     assert int(state.size) == size
     assert int(ring.num_starts(state, cfg)) == size - 1
     offset, env = (x.ravel() for x in np.meshgrid(np.arange(length - 1), np.arange(num_envs)))
-    batch = jax.device_get(WINDOWS(state, offset, env, jnp.float32(gamma), cfg=cfg))
+    batch = jax.device_get(WINDOWS(state, offset, env, jnp.float32(gamma), spec=spec, cfg=cfg))
     near = {"rtol": 1e-2, "atol": 1e-2} if bf16 else {"rtol": 1e-5, "atol": 1e-6}
     for i, (o, e) in enumerate(zip(offset, env, strict=True)):
         if o >= size - 1:
@@ -135,7 +135,7 @@ def test_samples_are_windows_of_the_ring(seed, writes):
     state = ring.init(spec, cfg, 2)
     for _ in range(writes):
         state = ADD(state, model.write())
-    batch = ring.sample(state, jax.random.key(seed), jnp.float32(0.9), cfg)
+    batch = ring.sample(state, jax.random.key(seed), jnp.float32(0.9), spec, cfg)
     size = min(writes, 8)
     possible = np.stack([s["obs"][e] for s in model.steps[writes - size : -1] for e in range(2)])
     match = np.isclose(np.asarray(batch.obs)[:, None], possible[None]).all(-1)
@@ -146,7 +146,7 @@ def test_samples_are_windows_of_the_ring(seed, writes):
 def test_an_empty_ring_gives_no_weight():
     spec, cfg = EnvSpec("model", D, U, 5), ReplayConfig(8, 16, 3)
     state = ring.init(spec, cfg, 2)
-    batch = ring.sample(state, jax.random.key(0), jnp.float32(0.9), cfg)
+    batch = ring.sample(state, jax.random.key(0), jnp.float32(0.9), spec, cfg)
     assert float(jnp.sum(batch.weight)) == 0
 
 

@@ -59,7 +59,7 @@ def run_agrees(name: str, devices: int, iterations: int = 50, **changes):
     assert state.replay.obs.addressable_shards[0].data.shape[1] == 16 // devices
     assert_replicated(state.agent)
     assert all(np.isfinite(float(v)) for v in metrics.values())
-    evaluated = parts.evaluate(state.agent, state.env.weights, jax.random.key(1))
+    evaluated = parts.evaluate(state.agent, state.weights, jax.random.key(1))
     return state, evaluated
 
 
@@ -114,7 +114,7 @@ def test_native_physics_does_not_depend_on_the_number_of_devices():
         parts = parts_of("CartpoleBalance", devices)
         inner = parts.fns.init(jax.random.key(0)).env.inner
         action = jnp.linspace(-1, 1, 16)[:, None]
-        step = jax.jit(sharding.over_envs(jax.vmap(parts.env.env.step), parts.mesh))
+        step = jax.jit(sharding.over_envs(parts.env.env.step, parts.mesh))
         found.append(step(step(inner, action).state, action))
         physics = parts.env.env.physics
         assert physics.threads == share_of_cores(devices)
@@ -306,5 +306,17 @@ def test_sizes_that_do_not_divide_are_refused(changes, said):
 def test_episodes_of_an_evaluation_need_not_divide():
     parts = parts_of("Pendulum", devices=8, eval_episodes=5)
     state = parts.fns.init(jax.random.key(0))
-    found = parts.evaluate(state.agent, state.env.weights, jax.random.key(1))
+    found = parts.evaluate(state.agent, state.weights, jax.random.key(1))
     assert np.isfinite(found["return"])
+
+
+def test_what_is_split_is_known_from_two_sizes():
+    """Four numbers that all environments share stay whole, be there four environments or not."""
+
+    def init(num):
+        return {"shared": jnp.zeros(4), "ring": jnp.zeros((4, num, 2)), "each": jnp.zeros(num)}
+
+    found = sharding.size_specs(init)
+    assert found["shared"] == sharding.WHOLE
+    assert found["each"] == sharding.SPLIT
+    assert found["ring"] == jax.P(None, sharding.AXIS)

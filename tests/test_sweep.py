@@ -356,7 +356,9 @@ def test_optuna_is_told_and_remembers(tmp_path):
 def test_metrics_of_a_known_policy():
     """A policy that pushes by half: speeds, distances and rates follow."""
     env = jaxtd3.batch_env(Cruise(), jaxtd3.EnvConfig(name="Cruise", num_envs=2))
-    half = jaxtd3.Agent(None, lambda state, obs: jnp.full((*obs.shape[:-1], 1), 0.5), None, None)
+    half = jaxtd3.Agent(
+        None, lambda state, obs: jnp.full((*obs.shape[:-1], 1), 0.5), None, None, None
+    )
     jaxtd3.register_metric("twice", lambda env, step: (2 * step.action[0], 1.0), high=True)
     try:
         chosen = metrics.metrics_of(env.env)
@@ -379,7 +381,7 @@ def test_metrics_of_a_known_policy():
 
 def test_metrics_do_not_see_the_weights():
     env = jaxtd3.batch_env(Cruise(), jaxtd3.EnvConfig(name="Cruise", num_envs=2))
-    still = jaxtd3.Agent(None, lambda state, obs: jnp.zeros((*obs.shape[:-1], 1)), None, None)
+    still = jaxtd3.Agent(None, lambda state, obs: jnp.zeros((*obs.shape[:-1], 1)), None, None, None)
     measure = jax.jit(jaxtd3.make_measure(env, still, metrics.metrics_of(env.env), 4))
     a = measure({}, jnp.array([1.0, 0.0, 0.0]), jax.random.key(0))
     b = measure({}, jnp.array([4.0, -4.0, 9.0]), jax.random.key(0))
@@ -511,7 +513,7 @@ def test_new_weights_count_for_all_past_data(tmp_path, capsys):
     replay = jaxtd3.make_replay(env.spec, config.replay)
     init, *_ = jaxtd3.make_train_step(env, agent, replay, config.loop)
     state = restore_from(run_dir, jax.eval_shape(init, jax.random.key(0))).state
-    np.testing.assert_array_equal(state.replay.weights[:, 0], [1.0, -3.0, 0.0])
+    np.testing.assert_array_equal(state.weights, [1.0, -3.0, 0.0])
     assert "store_terms" in fails([*base, "--resume", "--no-store-terms"], capsys)
 
 

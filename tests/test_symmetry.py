@@ -126,7 +126,7 @@ def test_batches_are_augmented_or_doubled():
 def test_a_replay_draws_mirrored_batches(monkeypatch):
     monkeypatch.setattr(symmetry, "find_mirror", lambda name: tiny_mirror())
     batch = tiny_batch(8)
-    plain = jaxtd3.Replay(None, None, lambda state, key, gamma: batch)
+    plain = jaxtd3.Replay(None, None, lambda state, key, gamma, weights: batch)
     drawn = symmetric_sample(plain, "double")
     assert drawn.obs.shape == (16, 3)
     assert symmetry.symmetric(plain, "off", "any") is plain

@@ -23,7 +23,7 @@ from jaxtd3.agent.critics import CRITICS, CriticKind
 from jaxtd3.agent.optim import adamw, all_finite, as_vector, cosine, polyak, select, step_params
 from jaxtd3.config.sections import FOREVER, AgentConfig
 from jaxtd3.core.sharding import mean_over
-from jaxtd3.core.types import Agent, Array, Batch, EnvSpec, Metrics, Transition
+from jaxtd3.core.types import Agent, Array, Batch, EnvSpec, Health, Metrics, Transition
 from jaxtd3.nets.mlp import NETWORKS, Networks
 
 
@@ -121,6 +121,11 @@ def guard(state: AgentState, at: Looked, net: int, limit: int) -> tuple[Array, A
         bad_streak=state.bad_streak.at[net].set(jnp.where(ok, ended, streak + bad)),
         bad_metric=jnp.where(first, len(LOOKED_AT) * net + jnp.argmin(good), state.bad_metric),
     )
+
+
+def health(state: AgentState) -> Health:
+    """What was refused; `fault` is an index into FAULTS."""
+    return Health(state.skipped, state.bad_streak, state.bad_metric)
 
 
 # --- the agent ----------------------------------------------------------------------------------
@@ -228,7 +233,9 @@ def fast_td3(
         made = select(ok, nets.project(as_tree(new)), params)
         return state, Step(ok, made, select(ok, new_opt, opt_state), grad_norm)
 
-    def update_critic(state: AgentState, batch: Batch, key: Array) -> tuple[AgentState, Metrics]:
+    def update_critic(
+        state: AgentState, batch: Batch, key: Array
+    ) -> tuple[AgentState, Metrics, Array]:
         h, z = state.hyper, atoms(state)
         targets = make_targets(state, batch, key)
         obs = spec.critic_obs(batch.obs)
@@ -248,9 +255,9 @@ def fast_td3(
             "critic_loss": loss,
             "critic_grad_norm": step.grad_norm,
             "target_value": value,
-            "td_error": td_error,
         }
-        return state.replace(critic=step.params, critic_opt=step.opt, target=target), metrics
+        state = state.replace(critic=step.params, critic_opt=step.opt, target=target)
+        return state, metrics, td_error
 
     def update_actor(state: AgentState, batch: Batch) -> tuple[AgentState, Metrics]:
         h, z = state.hyper, atoms(state)
@@ -282,15 +289,15 @@ def fast_td3(
 
     def update(state: AgentState, batch: Batch, key: Array, *, policy: bool):
         batch = prepared(state, batch)
-        state, metrics = update_critic(state, batch, key)
+        state, metrics, td_error = update_critic(state, batch, key)
         if policy:
             state, more = update_actor(state, batch)
             metrics |= more
-        return state, metrics
+        return state, metrics, td_error
 
     def td_error(state: AgentState, batch: Batch, key: Array) -> Array:
         batch = prepared(state, batch)
         outputs = nets.critic(state.critic, spec.critic_obs(batch.obs), batch.action)
         return difference(state, outputs, make_targets(state, batch, key))
 
-    return Agent(init, act, observe, update, td_error)
+    return Agent(init, act, observe, update, lambda state: state.hyper.gamma, td_error, health)

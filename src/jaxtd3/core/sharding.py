@@ -20,7 +20,17 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
-from jaxtd3.core.types import Agent, Array, Batch, Metrics, Replay, TrainState
+from jaxtd3.core.tracing import flat_vmap
+from jaxtd3.core.types import (
+    Agent,
+    Array,
+    Batch,
+    BatchEnv,
+    Metrics,
+    Noise,
+    Replay,
+    TrainState,
+)
 from jaxtd3.errors import UserError
 
 if TYPE_CHECKING:
@@ -87,13 +97,15 @@ def bundles(agent: Agent, every: int, axis_name: str) -> Agent:
     parameters would point elsewhere.
     """
 
-    def update(state: Any, batch: Batch, key: Array, *, policy: bool) -> tuple[Any, Metrics]:
-        state, metrics = agent.update(state, batch, key, policy=policy)
+    def update(
+        state: Any, batch: Batch, key: Array, *, policy: bool
+    ) -> tuple[Any, Metrics, Array | None]:
+        state, metrics, td_error = agent.update(state, batch, key, policy=policy)
         # A device that refused an update counts otherwise: all must agree, or some wait for ever.
         mine = state.updates % every == 0
         due = jax.lax.pmax(mine.astype(jnp.int32), axis_name) > 0
         state = jax.lax.cond(due, lambda s: average(s, axis_name), lambda s: s, state)
-        return state, metrics
+        return state, metrics, td_error
 
     return agent._replace(update=update)
 
@@ -114,34 +126,32 @@ def reduce_shards(metrics: Metrics, is_sum: Callable[[str], bool], axis_name: st
 # --- around it ----------------------------------------------------------------------------------
 
 
-def env_specs(tree: Any, num_envs: int) -> Any:
-    """Arrays `[E, ..]` are split, others (Warp shares some buffers) are on every device."""
-    return jax.tree.map(lambda x: SPLIT if x.shape[:1] == (num_envs,) else WHOLE, tree)
+def env_specs(batch: Any, single: Any) -> Any:
+    """A batch of environments is split along E, which are its leaves' axes that `single`, one of
+    them, does not have; leaves without (Warp shares some buffers) are on every device."""
+    return jax.tree.map(lambda x, one: SPLIT if x.ndim > one.ndim else WHOLE, batch, single)
 
 
-def ring_specs(tree: Any, num_envs: int) -> Any:
-    """Arrays `[T, E, ..]` and `[E]` are split along E."""
+def size_specs(init: Callable[[int], Any]) -> Any:
+    """What `init(num_envs)` makes is split along the axes whose length its argument is."""
 
-    def spec(x: Any) -> PartitionSpec:
-        if x.ndim >= 2:
-            return PartitionSpec(None, AXIS) if x.shape[1] == num_envs else WHOLE
-        return SPLIT if x.shape == (num_envs,) else WHOLE
+    def spec(two: Any, three: Any) -> PartitionSpec:
+        lengths = enumerate(zip(two.shape, three.shape, strict=True))
+        axes = [i for i, (a, b) in lengths if a != b]
+        return PartitionSpec(*[None] * axes[0], AXIS) if axes else WHOLE
 
-    return jax.tree.map(spec, tree)
+    return jax.tree.map(spec, *(jax.eval_shape(lambda n=n: init(n)) for n in (2, 3)))
 
 
-def state_specs(state: TrainState) -> TrainState:
+def state_specs(state: TrainState, env: BatchEnv, replay: Replay, noise: Noise) -> TrainState:
     """How every array of a run's state lies on the mesh."""
-    num_envs = state.discounted.shape[0]
-    env = env_specs(state.env, num_envs)
-    return state.replace(
-        agent=jax.tree.map(lambda _: WHOLE, state.agent),
-        replay=ring_specs(state.replay, num_envs),
-        env=env.replace(cursor=SPLIT, weights=WHOLE),
-        noise=env_specs(state.noise, num_envs),
+    key, inner = jax.random.key(0), env_specs(state.env.inner, env.single)
+    split = jax.tree.map(lambda _: SPLIT, state.env)
+    return jax.tree.map(lambda _: WHOLE, state).replace(
+        replay=size_specs(replay.init),
+        env=split.replace(inner=inner, pool=inner),
+        noise=size_specs(lambda num: noise.init(key, num, env.spec.action_size)),
         discounted=SPLIT,
-        key=WHOLE,
-        iteration=WHOLE,
     )
 
 
@@ -151,22 +161,24 @@ def shardings(specs: Any, mesh: Mesh) -> Any:
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=is_spec)
 
 
-def make_layout(state: TrainState, mesh: Mesh) -> TrainState:
+def make_layout(
+    state: TrainState, env: BatchEnv, replay: Replay, noise: Noise, mesh: Mesh
+) -> TrainState:
     """Where every array of a state (or of its shapes) lies: a tree of shardings."""
-    return shardings(state_specs(state), mesh)
+    return shardings(state_specs(state, env, replay, noise), mesh)
 
 
 def over_envs(function: Callable[..., Any], mesh: Mesh | None) -> Callable[..., Any]:
-    """`function` of arrays `[E, ..]`, each device calling it with its own."""
+    """`function` of ONE environment over arrays `[E, ..]`, each device calling it with its own."""
+    batched = flat_vmap(function)
     if mesh is None:
-        return function
+        return batched
 
     def sharded(*args: Any) -> Any:
-        num_envs = jax.tree.leaves(args)[0].shape[0]
-        specs = env_specs(jax.eval_shape(function, *args), num_envs)
-        mapped = jax.shard_map(
-            function, mesh=mesh, in_specs=SPLIT, out_specs=specs, check_vma=False
-        )
+        first = jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], args))
+        one = jax.eval_shape(function, *first)
+        specs = env_specs(jax.eval_shape(batched, *args), one)
+        mapped = jax.shard_map(batched, mesh=mesh, in_specs=SPLIT, out_specs=specs, check_vma=False)
         return mapped(*args)
 
     return sharded
@@ -197,8 +209,7 @@ def spread_inits(agent: Agent, replay: Replay, mesh: Mesh) -> tuple[Agent, Repla
     """The same parts, whose first states are made where they will lie (the ring fits no one)."""
 
     def init_replay(num_envs: int) -> Any:
-        shapes = jax.eval_shape(lambda: replay.init(num_envs))
-        out = shardings(ring_specs(shapes, num_envs), mesh)
+        out = shardings(size_specs(replay.init), mesh)
         return jax.jit(lambda: replay.init(num_envs), out_shardings=out)()
 
     init_agent = jax.jit(agent.init, out_shardings=NamedSharding(mesh, WHOLE))

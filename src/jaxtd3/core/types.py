@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import numpy as np
 from flax import struct
 
 Array = jax.Array
@@ -153,7 +154,6 @@ class EnvState(struct.PyTreeNode):
     pool: Any  # [P, ...]
     pool_obs: Array  # [P, D]
     cursor: Array  # [1] int32, next pool entry to use; one per device
-    weights: Array  # [K] reward weights, traced
 
 
 class BatchEnv(NamedTuple):
@@ -164,10 +164,15 @@ class BatchEnv(NamedTuple):
     num_envs: int
     init: Callable[[Array], EnvState]
     """init(key) -> EnvState"""
-    step: Callable[[EnvState, Array, Array], tuple[EnvState, Transition, Metrics]]
-    """step(state, action [E, U], key) -> (state, transition, metrics)"""
+    step: Callable[..., tuple[EnvState, Transition, Metrics]]
+    """step(state, action [E, U], key, weights=None) -> (state, transition, metrics), rewarded under
+    `weights [K]`; None: those of the config"""
     refresh: Callable[[EnvState, Array], EnvState]
     """refresh(state, key) -> state with a new reset pool; call it now and then, outside the scan"""
+    weights: Array
+    """Reward weights of the config [K]"""
+    single: Any
+    """Shapes of ONE environment's state: a leaf of a batch has an axis E where it has one more"""
 
 
 class TrainState(struct.PyTreeNode):
@@ -178,8 +183,20 @@ class TrainState(struct.PyTreeNode):
     env: EnvState
     noise: Any
     discounted: Array  # [E] running discounted return, for reward normalisation
+    weights: Array  # [K] reward weights of the run, traced; a schedule may change those of now
     key: Array
     iteration: Array  # [] int32
+
+
+class Health(NamedTuple):
+    """What an agent says of updates that it refused because they were not finite."""
+
+    skipped: Any  # [] so many so far
+    streak: Any  # [N] how many in a row, of each network
+    fault: Any  # [] index of what the first of them failed by, -1: of nothing
+
+
+HEALTHY = Health(0, np.zeros(1, np.int32), -1)
 
 
 class Agent(NamedTuple):
@@ -191,11 +208,17 @@ class Agent(NamedTuple):
     """act(agent_state, obs [.., D]) -> action [.., U], deterministic"""
     observe: Callable[[Any, Transition, Array], Any]
     """observe(agent_state, transition, discounted_return [E]) -> agent_state, statistics updated"""
-    update: Callable[..., tuple[Any, Metrics]]
-    """update(agent_state, batch, key, policy=bool) -> (agent_state, metrics); the metric `td_error
-    [B]`, if there is one, tells the replay what surprised the learner"""
+    update: Callable[..., tuple[Any, Metrics, Array | None]]
+    """update(agent_state, batch, key, policy=bool) -> (agent_state, metrics, |TD error| [B] or
+    None); the last tells the replay what surprised the learner"""
+    discount: Callable[[Any], Array]
+    """discount(agent_state) -> gamma []"""
     td_error: Callable[[Any, Batch, Array], Array] | None = None
     """td_error(agent_state, batch, key) -> |TD error| [B], of what was just collected"""
+    health: Callable[[Any], Health] = lambda state: Health(
+        np.int32(0), np.zeros(1, np.int32), np.int32(-1)
+    )
+    """health(agent_state) -> what was refused so far"""
 
 
 class Replay(NamedTuple):
@@ -205,14 +228,13 @@ class Replay(NamedTuple):
     """init(num_envs) -> ReplayState"""
     add: Callable[[Any, Transition], Any]
     """add(replay_state, transition) -> replay_state"""
-    sample: Callable[[Any, Array, Array], Batch]
-    """sample(replay_state, key, gamma) -> Batch"""
+    sample: Callable[..., Batch]
+    """sample(replay_state, key, gamma, weights=None) -> Batch; a replay that keeps reward terms
+    rewards them under `weights [K]`, None: the environment's own"""
     update_priority: Callable[[Any, Batch, Array], Any] | None = None
     """update_priority(replay_state, batch, td_error [B]) -> replay_state; None: all are equal"""
-    fresh: Callable[[Any, Array], Batch] | None = None
-    """fresh(replay_state, gamma) -> what the last `add` made available, to be judged at once [E]"""
-    relabel: Callable[[Any, Array], Any] = lambda state, weights: state
-    """relabel(replay_state, weights [K]) -> replay_state whose samples are rewarded under them"""
+    fresh: Callable[..., Batch] | None = None
+    """fresh(replay_state, gamma, weights=None) -> what the last `add` made available [E]"""
 
 
 class Noise(NamedTuple):

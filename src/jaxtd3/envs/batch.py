@@ -48,45 +48,50 @@ def reward_weights(spec: EnvSpec, changes: Mapping[str, float]) -> Array:
     return jnp.array([changes.get(name, weight) for name, weight in own], jnp.float32)
 
 
-def select_envs(mask: Array, new: Any, old: Any) -> Any:
-    """Whole states of `new` where `mask [E]`, else of `old`.
+# In what follows `single` are the shapes of ONE state. A leaf of a batch that has no more axes than
+# there has no environment axis (Warp shares some buffers).
 
-    Leaves without an environment axis (Warp shares some buffers) are kept.
-    """
 
-    def pick(a: Array, b: Array) -> Array:
-        if b.shape[:1] != mask.shape:
+def select_envs(mask: Array, new: Any, old: Any, single: Any) -> Any:
+    """Whole states of `new` where `mask [E]`, else of `old`; what has no such axis is kept."""
+
+    def pick(a: Array, b: Array, one: Any) -> Array:
+        if b.ndim == one.ndim:
             return b
         return jnp.where(mask.reshape(mask.shape + (1,) * (b.ndim - 1)), a, b)
 
-    return jax.tree.map(pick, new, old)
+    return jax.tree.map(pick, new, old, single)
 
 
-def take_envs(index: Array, states: Any, num: int) -> Any:
-    """States `index [E]` of a pool of `num`."""
-    return jax.tree.map(lambda x: x[index] if x.shape[:1] == (num,) else x, states)
+def take_envs(index: Array, states: Any, single: Any) -> Any:
+    """States `index [E]` of a pool."""
+    return jax.tree.map(lambda x, one: x[index] if x.ndim > one.ndim else x, states, single)
 
 
-def finite_envs(tree: Any, num_envs: int, infinite: bool = True) -> Array:
+def finite(*arrays: Array, infinite: bool = True) -> Array:
     """True for environments all of whose floats are finite (or, `infinite=False`, not NaN): [E]."""
-    ok = jnp.ones(num_envs, bool)
-    for x in jax.tree.leaves(tree):
-        if x.shape[:1] == (num_envs,) and jnp.issubdtype(x.dtype, jnp.floating):
+    ok = jnp.ones(arrays[0].shape[0], bool)
+    for x in arrays:
+        if jnp.issubdtype(x.dtype, jnp.floating):
             bad = ~jnp.isfinite(x) if infinite else jnp.isnan(x)
-            ok &= ~jnp.any(bad.reshape(num_envs, -1), axis=1)
+            ok &= ~jnp.any(bad.reshape(bad.shape[0], -1), axis=1)
     return ok
 
 
+def sound_envs(states: Any, single: Any) -> Array:
+    """True for states without a NaN: [E]."""
+    pairs = zip(jax.tree.leaves(states), jax.tree.leaves(single), strict=True)
+    return finite(*(x for x, one in pairs if x.ndim > one.ndim), infinite=False)
+
+
 def transition_of(
-    obs: Array, action: Array, out: EnvStep, reward: Array, late: Array
+    obs: Array, action: Array, out: EnvStep, reward: Array, late: Array, single: Any
 ) -> Transition:
     """What a step of a batch leaves for learning; `late [E]`: the time limit is reached.
 
     A step with a number that is not finite is quarantined: not valid, all zeros, episode over.
     """
-    num = obs.shape[0]
-    valid = finite_envs((out.obs, out.reward, out.terms, action), num)
-    valid &= finite_envs(out.state, num, infinite=False)
+    valid = finite(out.obs, out.reward, out.terms, action) & sound_envs(out.state, single)
     terminated = out.terminated & valid
 
     def clean(x: Array) -> Array:
@@ -127,10 +132,12 @@ def batch_env(env: Env, cfg: EnvConfig, mesh: Mesh | None = None) -> BatchEnv:
     limit = cfg.episode_length or spec.episode_length
     if limit != spec.episode_length:
         spec = replace(spec, episode_length=limit)
-    weights = reward_weights(spec, cfg.weights)
-    physics = flat_vmap(env.step)
+    own = reward_weights(spec, cfg.weights)
+    physics, reset_some = flat_vmap(env.step), flat_vmap(env.reset)
     # one program for first states and every refill
-    reset_all = jax.jit(over_envs(flat_vmap(env.reset), mesh))
+    reset_all = jax.jit(over_envs(env.reset, mesh))
+    pair = jax.eval_shape(env.reset, jax.random.key(0))  # (state, obs) of one environment
+    single = pair[0]
 
     def init(key: Array) -> EnvState:
         key_first, key_pool, key_age = jax.random.split(key, 3)
@@ -150,19 +157,14 @@ def batch_env(env: Env, cfg: EnvConfig, mesh: Mesh | None = None) -> BatchEnv:
             pool=pool,
             pool_obs=pool_obs,
             cursor=jnp.zeros(1 if mesh is None else mesh.size, jnp.int32),
-            weights=jnp.copy(weights),  # a state may be donated, this one may not
         )
 
     def fill(state: EnvState, at: Array, fresh: tuple[Any, Array]) -> EnvState:
         """Put fresh states into pool rows `at`, unless they are not finite."""
-        num = state.obs.shape[0]
-        good = finite_envs(fresh, at.shape[0], infinite=False)
-        old = take_envs(at, (state.pool, state.pool_obs), num)
-        new = select_envs(good, fresh, old)
+        pool = state.pool, state.pool_obs
+        new = select_envs(sound_envs(fresh, pair), fresh, take_envs(at, pool, pair), pair)
         pool, pool_obs = jax.tree.map(
-            lambda x, y: x.at[at].set(y) if x.shape[:1] == (num,) else x,
-            (state.pool, state.pool_obs),
-            new,
+            lambda x, y, one: x.at[at].set(y) if x.ndim > one.ndim else x, pool, new, pair
         )
         return state.replace(pool=pool, pool_obs=pool_obs)
 
@@ -178,17 +180,20 @@ def batch_env(env: Env, cfg: EnvConfig, mesh: Mesh | None = None) -> BatchEnv:
     @jax.jit
     def choose(new: Any, old: Any) -> Any:
         """A whole new pool, but for states that are not finite; nothing moves between devices."""
-        return select_envs(finite_envs(new, num, infinite=False), new, old)
+        return select_envs(sound_envs(new, pair), new, old, pair)
 
-    def step(state: EnvState, action: Array, key: Array) -> tuple[EnvState, Transition, Metrics]:
+    def step(
+        state: EnvState, action: Array, key: Array, weights: Array | None = None
+    ) -> tuple[EnvState, Transition, Metrics]:
         num = state.obs.shape[0]  # of this device
         key_rekey, key_fill = jax.random.split(key)
         action = jnp.clip(action, -1.0, 1.0)
         out = physics(state.inner, action)
-        reward = spec.combine(out.terms, state.weights) if spec.reward_terms else out.reward
+        now = own if weights is None else weights
+        reward = spec.combine(out.terms, now) if spec.reward_terms else out.reward
         steps = state.steps + 1
 
-        transition = transition_of(state.obs, action, out, reward, steps >= limit)
+        transition = transition_of(state.obs, action, out, reward, steps >= limit, single)
         done = transition.done
 
         if cfg.reset == "cached":
@@ -196,13 +201,13 @@ def batch_env(env: Env, cfg: EnvConfig, mesh: Mesh | None = None) -> BatchEnv:
         else:  # the done ones take consecutive pool entries, so no two of them the same
             index = (state.cursor + jnp.cumsum(done) - 1) % num
             cursor = (state.cursor + jnp.sum(done, dtype=jnp.int32)) % num
-        fresh, fresh_obs = take_envs(index, (state.pool, state.pool_obs), num)
+        fresh, fresh_obs = take_envs(index, (state.pool, state.pool_obs), pair)
         if hasattr(env, "rekey"):
             fresh = jax.vmap(env.rekey)(fresh, jax.random.split(key_rekey, num))
         returns = state.returns + transition.reward
         metrics = episode_metrics(transition, returns, steps)
         state = state.replace(
-            inner=select_envs(done, fresh, out.state),
+            inner=select_envs(done, fresh, out.state, single),
             obs=jnp.where(done[:, None], fresh_obs, out.obs),
             steps=jnp.where(done, 0, steps),
             returns=jnp.where(done, 0.0, returns),
@@ -211,7 +216,7 @@ def batch_env(env: Env, cfg: EnvConfig, mesh: Mesh | None = None) -> BatchEnv:
         if cfg.reset == "step":
             refills = max(1, num // 16)
             at = (cursor + jnp.arange(refills)) % num
-            state = fill(state, at, flat_vmap(env.reset)(jax.random.split(key_fill, refills)))
+            state = fill(state, at, reset_some(jax.random.split(key_fill, refills)))
         return state, transition, metrics
 
-    return BatchEnv(spec, env, num, init, step, refresh)
+    return BatchEnv(spec, env, num, init, step, refresh, own, single)

@@ -48,15 +48,18 @@ def make_noise(cfg: LoopConfig) -> Noise:
 
 
 def make_learn(agent: Agent, replay: Replay, cfg: LoopConfig) -> Callable[..., Any]:
-    """learn(state, key, plan) -> (agent_state, replay_state, metrics): updates, no environment."""
+    """learn(state, key, plan, weights) -> (agent_state, replay_state, metrics): updates alone."""
     judge = replay.update_priority
 
-    def learn(state: TrainState, key: Array, plan: tuple[bool, ...]) -> tuple[Any, Any, Metrics]:
-        """One critic update per entry of `plan`; the policy learns where it says True."""
+    def learn(
+        state: TrainState, key: Array, plan: tuple[bool, ...], weights: Array
+    ) -> tuple[Any, Any, Metrics]:
+        """One critic update per entry of `plan`, of data that are rewarded under `weights [K]`; the
+        policy learns where the plan says True."""
         learning = state.iteration >= cfg.warmup
 
         def draw(ring: Any, key: Array) -> Batch:
-            batch = replay.sample(ring, key, state.agent.hyper.gamma)
+            batch = replay.sample(ring, key, agent.discount(state.agent), weights)
             return batch._replace(weight=jnp.where(learning, batch.weight, 0.0))
 
         def draw_all(keys: Array) -> list[Batch]:
@@ -69,8 +72,7 @@ def make_learn(agent: Agent, replay: Replay, cfg: LoopConfig) -> Callable[..., A
 
         def one(carry: Any, batch: Batch, key: Array, policy: bool) -> tuple[Any, Metrics]:
             agent_state, ring = carry
-            agent_state, metrics = agent.update(agent_state, batch, key, policy=policy)
-            td_error = metrics.pop("td_error", None)
+            agent_state, metrics, td_error = agent.update(agent_state, batch, key, policy=policy)
             if judge is not None and td_error is not None:
                 ring = judge(ring, batch, td_error)
             return (agent_state, ring), metrics
@@ -130,41 +132,45 @@ def make_train_step(
             env=env.init(key_env),
             noise=explore.init(key_noise, env.num_envs, env.spec.action_size),
             discounted=jnp.zeros(env.num_envs),
+            weights=jnp.copy(env.weights),  # a state may be donated, these may not
             key=key,
             iteration=jnp.zeros((), jnp.int32),
         )
         return strong_types(state)
 
-    def judge(state: TrainState, key: Array) -> TrainState:
+    def weights_now(state: TrainState) -> Array:
+        length = survival(state.env.steps, env.spec.episode_length, axis_name)
+        return weights_at(state.weights, Progress(state.iteration, length))
+
+    def judge(state: TrainState, key: Array, weights: Array) -> TrainState:
         """New data enter a prioritised replay by their TD error."""
         if not (agent.td_error and replay.fresh and replay.update_priority):
             return state
-        batch = replay.fresh(state.replay, state.agent.hyper.gamma)
+        batch = replay.fresh(state.replay, agent.discount(state.agent), weights)
         td_error = agent.td_error(state.agent, batch, key)
         return state.replace(replay=replay.update_priority(state.replay, batch, td_error))
 
-    def collect(state: TrainState, key: Array) -> tuple[TrainState, Metrics]:
+    def collect(state: TrainState, key: Array, weights: Array) -> tuple[TrainState, Metrics]:
         """One step of every environment into the ring."""
         key_noise, key_env, key_redraw, key_judge = jax.random.split(key, 4)
         action = agent.act(state.agent, state.env.obs)
         action = explore.apply(state.noise, action, key_noise)
-        length = survival(state.env.steps, env.spec.episode_length, axis_name)
-        weights = weights_at(state.env.weights, Progress(state.iteration, length))
-        env_state, tr, metrics = env.step(state.env.replace(weights=weights), action, key_env)
-        gamma = state.agent.hyper.gamma
+        env_state, tr, metrics = env.step(state.env, action, key_env, weights)
+        gamma = agent.discount(state.agent)
         discounted = discounted_return(state.discounted, tr.reward, tr.done, gamma)
         state = state.replace(
             agent=agent.observe(state.agent, tr, discounted),
-            replay=replay.relabel(replay.add(state.replay, tr), weights),
-            env=env_state.replace(weights=state.env.weights),
+            replay=replay.add(state.replay, tr),
+            env=env_state,
             noise=explore.redraw(state.noise, tr.done, key_redraw),
             discounted=discounted,
         )
-        return judge(state, key_judge), metrics
+        return judge(state, key_judge, weights), metrics
 
     def collect_step(state: TrainState) -> tuple[TrainState, Metrics]:
         key, key_collect = jax.random.split(state.key)
-        state, metrics = collect(state.replace(key=key), local_key(key_collect, axis_name))
+        state = state.replace(key=key)
+        state, metrics = collect(state, local_key(key_collect, axis_name), weights_now(state))
         return strong_types(state), metrics
 
     def train_step(state: TrainState) -> tuple[TrainState, Metrics]:
@@ -178,10 +184,11 @@ def make_train_step(
             key_round = local_key(key_round, axis_name)
             key_learn, *keys_collect = jax.random.split(key_round, collects + 1)
             for key_collect in keys_collect:
-                state, metrics = collect(state, key_collect)
+                weights = weights_now(state)
+                state, metrics = collect(state, key_collect, weights)
                 history.append(metrics)
             now = plan[i * updates : (i + 1) * updates]
-            agent_state, replay_state, metrics = learn(state, key_learn, now)
+            agent_state, replay_state, metrics = learn(state, key_learn, now, weights)
             state = state.replace(agent=agent_state, replay=replay_state)
             history.append({f"train/{name}": value for name, value in metrics.items()})
         state = state.replace(iteration=state.iteration + 1)

@@ -44,7 +44,7 @@ def retune(state: TrainState, values: Traced) -> TrainState:
         replay = replay.replace(hyper=values.priority)
     return state.replace(
         agent=state.agent.replace(hyper=values.agent),
-        env=state.env.replace(weights=values.weights),
+        weights=values.weights,
         noise=with_hyper(state.noise, values.noise),
         replay=replay,
     )

@@ -58,13 +58,18 @@ def block_length(length: int) -> int:
 
 def prioritized_replay(spec: EnvSpec, cfg: ReplayConfig, axis_name: str | None = None) -> Replay:
     """The ring buffer with priorities; `axis_name`: probabilities are those among all shards."""
+
+    def judged(state: PrioritizedState, gamma: Array, weights: Array | None = None) -> Batch:
+        return fresh(state, gamma, spec, cfg, weights)
+
     return Replay(
         init=lambda num_envs: init(spec, cfg, num_envs),
         add=lambda state, tr: add(state, tr, cfg),
-        sample=lambda state, key, gamma: sample(state, key, gamma, cfg, axis_name),
+        sample=lambda state, key, gamma, weights=None: sample(
+            state, key, gamma, spec, cfg, weights, axis_name
+        ),
         update_priority=lambda state, batch, td: update_priority(state, batch, td, axis_name),
-        fresh=(lambda state, gamma: fresh(state, gamma, cfg)) if cfg.priority_new == "td" else None,
-        relabel=lambda state, weights: state.replace(ring=uniform.relabel(state.ring, weights)),
+        fresh=judged if cfg.priority_new == "td" else None,
     )
 
 
@@ -135,12 +140,19 @@ def add(state: PrioritizedState, tr: Transition, cfg: ReplayConfig) -> Prioritiz
     return state.replace(age=state.age + 1)
 
 
-def fresh(state: PrioritizedState, gamma: Array, cfg: ReplayConfig) -> Batch:
+def fresh(
+    state: PrioritizedState,
+    gamma: Array,
+    spec: EnvSpec,
+    cfg: ReplayConfig,
+    weights: Array | None = None,
+) -> Batch:
     """The windows that the last `add` made available, one per environment."""
     row, exists = available(state.ring, cfg)
     env = jnp.arange(state.p.shape[1])
     newest = jnp.maximum(uniform.num_starts(state.ring, cfg) - 1, 0)
-    batch = uniform.windows(state.ring, jnp.full(env.shape, newest), env, gamma, cfg)
+    offset = jnp.full(env.shape, newest)
+    batch = uniform.windows(state.ring, offset, env, gamma, spec, cfg, weights)
     rows = jnp.full(env.shape, row)
     return batch._replace(weight=jnp.where(exists, batch.weight, 0.0), index=(rows, env))
 
@@ -201,7 +213,9 @@ def sample(
     state: PrioritizedState,
     key: Array,
     gamma: Array,
+    spec: EnvSpec,
     cfg: ReplayConfig,
+    weights: Array | None = None,
     axis_name: str | None = None,
 ) -> Batch:
     """`batch_size` windows by priority, weighted so that `beta = 1` undoes the preference.
@@ -213,7 +227,7 @@ def sample(
     row, env = draw(state, key, cfg.batch_size)
     length = state.ring.obs.shape[0]
     offset = (row - (state.ring.head - state.ring.size)) % length
-    batch = uniform.windows(state.ring, offset, env, gamma, cfg)
+    batch = uniform.windows(state.ring, offset, env, gamma, spec, cfg, weights)
     weight = importance(state, state.p[row, env], axis_name)
     return batch._replace(weight=batch.weight * weight, index=(row, env))
 

@@ -14,7 +14,7 @@ An environment truncates at most once per `episode_length` steps, so a side ring
 n steps, an episode end, the step before a quarantined one, the newest slab.
 
 With `store_terms` the ring keeps the raw reward terms instead of the reward: what is sampled is
-rewarded under the weights of now, so all past data count when the weights change.
+rewarded under the weights that sampling is given, so all past data count when they change.
 
 The arrays are only ever touched by one slab write and by gathers: reshaping the ring, or passing it
 through `lax.cond`, would copy it.
@@ -48,8 +48,6 @@ class ReplayState(struct.PyTreeNode):
     head: Array  # [] int32: slab to write next
     size: Array  # [] int32: slabs written, at most T
     terms: Any = None  # [T, E, K] f32 with store_terms
-    weights: Any = None  # [K, 1] f32 with store_terms: those that samples are rewarded under
-    spec: EnvSpec | None = struct.field(pytree_node=False, default=None)  # with store_terms
 
 
 def side_rows(spec: EnvSpec, cfg: ReplayConfig) -> int:
@@ -74,8 +72,9 @@ def make_replay(spec: EnvSpec, cfg: ReplayConfig, axis_name: str | None = None) 
     replay = Replay(
         init=lambda num_envs: init(spec, cfg, num_envs),
         add=lambda state, tr: add(state, tr, store_next_obs=cfg.store_next_obs),
-        sample=lambda state, key, gamma: sample(state, key, gamma, cfg),
-        relabel=relabel,
+        sample=lambda state, key, gamma, weights=None: sample(
+            state, key, gamma, spec, cfg, weights
+        ),
     )
     if cfg.prioritized:
         from jaxtd3.replay.prioritized import prioritized_replay  # it builds upon this module
@@ -91,8 +90,7 @@ def init(spec: EnvSpec, cfg: ReplayConfig, num_envs: int) -> ReplayState:
     slots = (1, 1) if cfg.store_next_obs else (t, e)
     kept: dict[str, Any] = {}
     if cfg.store_terms:
-        kept = {"terms": jnp.zeros((t, e, len(spec.reward_terms))), "spec": spec}
-        kept["weights"] = jnp.array(spec.default_weights, jnp.float32)[:, None]
+        kept = {"terms": jnp.zeros((t, e, len(spec.reward_terms)))}
     return ReplayState(
         obs=jnp.zeros((t, e, spec.width), store),
         action=jnp.zeros((t, e, spec.action_size), store),
@@ -142,7 +140,7 @@ def add(state: ReplayState, tr: Transition, store_next_obs: bool = False) -> Rep
         )
         slot = write(slot, next_slot)
         next_slot = jnp.where(truncated, (next_slot + 1) % rows, next_slot)
-    if state.spec is None:
+    if state.terms is None:
         label = {"reward": write(state.reward, jnp.where(valid, tr.reward, 0.0))}
     else:
         label = {"terms": write(state.terms, jnp.where(valid[:, None], tr.terms, 0.0))}
@@ -159,19 +157,24 @@ def add(state: ReplayState, tr: Transition, store_next_obs: bool = False) -> Rep
     )
 
 
-def relabel(state: ReplayState, weights: Array) -> ReplayState:
-    """The ring whose samples are rewarded under `weights [K]`; without terms, the ring as it is."""
-    return state if state.spec is None else state.replace(weights=weights[:, None])
-
-
-def reward_at(state: ReplayState, row: Array, env: Array) -> Array:
-    """Stored or relabelled rewards: [B]."""
-    if state.spec is None:
+def reward_at(
+    state: ReplayState, row: Array, env: Array, spec: EnvSpec, weights: Array | None
+) -> Array:
+    """Stored rewards, or those of the stored terms under `weights [K]`: [B]."""
+    if state.terms is None:
         return state.reward[row, env]
-    return state.spec.combine(state.terms[row, env], state.weights[:, 0])
+    own = jnp.array(spec.default_weights, jnp.float32)
+    return spec.combine(state.terms[row, env], own if weights is None else weights)
 
 
-def sample(state: ReplayState, key: Array, gamma: Array, cfg: ReplayConfig) -> Batch:
+def sample(
+    state: ReplayState,
+    key: Array,
+    gamma: Array,
+    spec: EnvSpec,
+    cfg: ReplayConfig,
+    weights: Array | None = None,
+) -> Batch:
     """`batch_size` windows, uniform over all start positions in the ring."""
     num_envs = state.obs.shape[1]
     key_age, key_env = jax.random.split(key)
@@ -179,7 +182,7 @@ def sample(state: ReplayState, key: Array, gamma: Array, cfg: ReplayConfig) -> B
     starts = jnp.maximum(num_starts(state, cfg), 1)
     offset = jax.random.randint(key_age, shape, 0, starts)
     env = jax.random.randint(key_env, shape, 0, num_envs)
-    return windows(state, offset, env, gamma, cfg)
+    return windows(state, offset, env, gamma, spec, cfg, weights)
 
 
 def num_starts(state: ReplayState, cfg: ReplayConfig) -> Array:
@@ -188,7 +191,13 @@ def num_starts(state: ReplayState, cfg: ReplayConfig) -> Array:
 
 
 def windows(
-    state: ReplayState, offset: Array, env: Array, gamma: Array, cfg: ReplayConfig
+    state: ReplayState,
+    offset: Array,
+    env: Array,
+    gamma: Array,
+    spec: EnvSpec,
+    cfg: ReplayConfig,
+    weights: Array | None = None,
 ) -> Batch:
     """The windows that start `offset [B]` slabs after the oldest one, in environments `env [B]`."""
     length = state.obs.shape[0]
@@ -207,7 +216,8 @@ def windows(
         newest = offset + j >= state.size - 1
         has_next = (end != RUNNING) | ~newest | cfg.store_next_obs
         take = open_ & (end != INVALID) & has_next & (offset + j < state.size)
-        reward = jnp.where(take, reward + gamma**j * reward_at(state, row(j), env), reward)
+        earned = reward_at(state, row(j), env, spec, weights)
+        reward = jnp.where(take, reward + gamma**j * earned, reward)
         steps = jnp.where(take, j + 1, steps)
         last_end = jnp.where(take, end, last_end)
         open_ = take & (end == RUNNING)

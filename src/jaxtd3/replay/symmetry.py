@@ -54,8 +54,8 @@ def symmetric(replay: Replay, how: str, name: str, order: Sequence[int] = ()) ->
         return replay
     mirror, change = reordered(find_mirror(name), order), SYMMETRIES[how]
 
-    def sample(state: Any, key: Array, gamma: Array) -> Batch:
+    def sample(state: Any, key: Array, gamma: Array, weights: Array | None = None) -> Batch:
         key_sample, key_coin = jax.random.split(key)
-        return change(mirror, replay.sample(state, key_sample, gamma), key_coin)
+        return change(mirror, replay.sample(state, key_sample, gamma, weights), key_coin)
 
     return replay._replace(sample=sample)

@@ -142,9 +142,11 @@ def split_train(session: Session, state: TrainState, repeats: int = 10) -> dict[
     learn = make_learn(program.agent, program.replay, session.config.loop)
     plan = update_plan(session.config.loop)
     mapped = jax.shard_map(
-        lambda state, key: learn(state, sharding.local_key(key, sharding.AXIS), plan)[0],
+        lambda state, key: learn(
+            state, sharding.local_key(key, sharding.AXIS), plan, state.weights
+        )[0],
         mesh=program.mesh,
-        in_specs=(sharding.state_specs(state), sharding.WHOLE),
+        in_specs=(jax.tree.map(lambda x: x.spec, program.layout), sharding.WHOLE),
         out_specs=sharding.WHOLE,
         check_vma=False,
     )

@@ -57,6 +57,8 @@ __all__ = [
 
 FORMAT = 1
 STATE, META = "state", "meta.json"
+MOVED = {"weights": "env.weights"}
+"""Leaf -> its name in checkpoints from before it moved."""
 LIBRARIES = "jaxtd3 jax jaxlib flax optax numpy orbax-checkpoint mujoco mujoco-mjx playground"
 
 
@@ -251,14 +253,15 @@ def _load(path: Path, meta: dict[str, Any], template: Any, prefix: str = "") -> 
     leaves = {prefix + name: leaf for name, leaf in named_leaves(template).items()}
     mine = {n: x for n, x in leaves.items() if meta["replay"] or not _in_replay(n)}
     saved = {n: x for n, x in meta["leaves"].items() if n.startswith(prefix)}
-    _check_table(path, saved, {n: describe(x) for n, x in mine.items()})
+    there = {n: n if n in saved else MOVED.get(n, n) for n in mine}
+    _check_table(path, saved, {there[n]: describe(x) for n, x in mine.items()})
     if any(isinstance(x, jax.ShapeDtypeStruct) for n, x in leaves.items() if n not in mine):
         raise ValueError(f"{path} holds no replay: the template's must be arrays, not shapes")
     try:
-        arrays = read_arrays(path / STATE, {n: stored_spec(x) for n, x in mine.items()})
+        arrays = read_arrays(path / STATE, {there[n]: stored_spec(x) for n, x in mine.items()})
     except Exception as error:  # whatever Orbax makes of a stranger's files
         raise UserError(f"{path / STATE}: {durable.explain(error)}") from error
-    new = [place(arrays.pop(n), x) if n in mine else x for n, x in leaves.items()]
+    new = [place(arrays.pop(there[n]), x) if n in mine else x for n, x in leaves.items()]
     return jax.tree.unflatten(jax.tree.structure(template), new)
 
 

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxtd3.agent.td3 import FAULTS
 from jaxtd3.config.config import config_from_dict
-from jaxtd3.core.types import TrainState
+from jaxtd3.core.types import Health, TrainState
 from jaxtd3.errors import UserError
 from jaxtd3.loop.step import StepFn
 from jaxtd3.run.arrays import named_leaves
@@ -55,12 +54,13 @@ class Found(NamedTuple):
         )
 
 
-def reached(streak: np.ndarray, metric: Any, limit: int) -> str | None:
+def reached(health: Health, limit: int) -> str | None:
     """What to say where a streak of refused updates has reached the limit; else None."""
-    if streak.max() < limit:
+    longest = health.streak.max()
+    if longest < limit:
         return None
-    network = NETWORKS[int(streak.argmax())]
-    return f"{FAULTS[int(metric)]} not finite: {streak.max()} {network} updates in a row skipped"
+    network = NETWORKS[int(health.streak.argmax())]
+    return f"{FAULTS[int(health.fault)]} not finite: {longest} {network} updates in a row skipped"
 
 
 def all_lost(quarantined: float, steps: int, iterations: int) -> str | None:
@@ -112,14 +112,15 @@ def first_bad(program: Program, state: TrainState, iterations: int) -> Found | N
     step = copying_chunk(program, 1)
     agent = state.agent.replace(bad_streak=jnp.zeros_like(state.agent.bad_streak))
     state = state.replace(agent=agent)
-    loop = program.config.loop
+    loop, health = program.config.loop, program.agent.health
     counts = loop.critic_updates, loop.policy_updates
     for _ in range(iterations):
         new, _ = step(state)
-        if int(new.agent.skipped) > int(state.agent.skipped):
-            metric = FAULTS[int(new.agent.bad_metric)]
+        now = health(new.agent)
+        if int(now.skipped) > int(health(state.agent).skipped):
+            metric = FAULTS[int(now.fault)]
             net = int(metric.startswith("actor"))
-            update = counts[net] - int(new.agent.bad_streak[net]) + 1
+            update = counts[net] - int(now.streak[net]) + 1
             causes = not_finite({"agent": state.agent, "replay": state.replay})
             return Found(int(state.iteration), NETWORKS[net], update, counts[net], metric, causes)
         state = new
@@ -131,12 +132,12 @@ def rerun(
 ) -> Found | None:
     """From a good state by the run's own chunks to the first bad update."""
     length = program.config.run.log_every
-    chunk = copying_chunk(program, length)
+    chunk, health = copying_chunk(program, length), program.agent.health
     while int(state.iteration) < until:
         state = program.refresh(state, int(state.iteration))
         new, _ = chunk(state)
         tell(int(new.iteration))
-        if int(new.agent.skipped) > int(state.agent.skipped):
+        if int(health(new.agent).skipped) > int(health(state.agent).skipped):
             return first_bad(program, state, length)
         state = new
     return None

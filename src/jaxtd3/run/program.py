@@ -24,7 +24,7 @@ from jaxtd3.envs import make_env
 from jaxtd3.envs.batch import undisturbed
 from jaxtd3.errors import UserError
 from jaxtd3.loop.chunk import make_chunk
-from jaxtd3.loop.step import StepFn, TrainFns, make_train_step
+from jaxtd3.loop.step import StepFn, TrainFns, make_noise, make_train_step
 from jaxtd3.nets.dense import compiler_options
 from jaxtd3.replay.ring import make_replay
 from jaxtd3.run.rollout import make_evaluate
@@ -100,11 +100,12 @@ def build(config: Config) -> Program:
         replay = make_replay(env.spec, sharding.local_replay(config.replay, mesh), sharding.AXIS)
     except ValueError as error:
         raise UserError(str(error)) from error
+    noise, ring = make_noise(config.loop), replay
     agent, replay = sharding.spread_inits(agent, replay, mesh)
-    fns = make_train_step(env, agent, replay, config.loop, sharding.AXIS)
+    fns = make_train_step(env, agent, replay, config.loop, sharding.AXIS, noise=noise)
     init = fns.init
     shapes = jax.eval_shape(init, jax.random.key(0))
-    layout = sharding.make_layout(shapes, mesh)
+    layout = sharding.make_layout(shapes, env, ring, noise, mesh)
     shapes = sharding.place(shapes, layout)
     fns = fns._replace(init=lambda key: sharding.place(init(key), layout))
     evaluate = make_evaluate(eval_env, agent, config.run.eval_episodes, mesh)

@@ -136,7 +136,7 @@ def make_evaluate(
     num = episodes or env.num_envs
     if mesh is not None:
         num = math.ceil(num / mesh.size) * mesh.size  # each device runs as many as the others
-    reset = jax.jit(over_envs(jax.vmap(env.env.reset), mesh))
+    reset = jax.jit(over_envs(env.env.reset, mesh))
     rollout = make_rollout(env, agent, judged(env), mirror_of(env.env))
 
     def run(agent_state: Any, weights: Array, inner: Any, obs: Array) -> Metrics:
@@ -145,7 +145,7 @@ def make_evaluate(
         mapped = jax.shard_map(
             rollout,
             mesh=mesh,
-            in_specs=(WHOLE, WHOLE, env_specs(inner, num), SPLIT),
+            in_specs=(WHOLE, WHOLE, env_specs(inner, env.single), SPLIT),
             out_specs=SPLIT,
             check_vma=False,
         )

@@ -195,7 +195,7 @@ class Session:
                 taken = {name: getattr(earlier, name) for name in names}
                 state = state.replace(agent=state.agent.replace(**taken))
                 self.ui.note(f"weights from {self.options.init_from}")
-        self.skipped = int(state.agent.skipped)
+        self.skipped = int(self.program.agent.health(state.agent).skipped)
         if not processes.is_first():
             return state
         try:
@@ -274,16 +274,15 @@ class Session:
         before = self.clock["train"]
         with self.clock("train"):
             state, metrics = self.program.advance(state, compiled, self.iteration)
-            agent = state.agent
-            counters = agent.skipped, agent.bad_streak, agent.bad_metric
-            metrics, (skipped, streak, metric) = jax.device_get((metrics, counters))
+            health = self.program.agent.health(state.agent)
+            metrics, health = jax.device_get((metrics, health))
         self.iteration += self.config.run.log_every
         row = artifacts.chunk_row({k: float(v) for k, v in metrics.items()})
-        row["train/skipped"] = int(skipped) - self.skipped
-        self.skipped = int(skipped)
+        row["train/skipped"] = int(health.skipped) - self.skipped
+        self.skipped = int(health.skipped)
         length = self.config.run.log_every
         lost = nonfinite.all_lost(row["env/quarantined"], self.steps_each * length, length)
-        bad = nonfinite.reached(streak, metric, self.config.agent.max_bad_updates) or lost
+        bad = nonfinite.reached(health, self.config.agent.max_bad_updates) or lost
         if bad is not None:
             self.error = f"{bad}; {self.store.last_good()}; {nonfinite.dump(self, state)}"
         return state, self.times(self.clock["train"] - before) | row
@@ -314,7 +313,7 @@ class Session:
         """The run's evaluation: always the same episodes, no bit of the run's state changed."""
         self.ui.update(stage="evaluating")
         with self.clock("eval"):
-            metrics = self.program.evaluate(state.agent, state.env.weights, self.keys.evaluate)
+            metrics = self.program.evaluate(state.agent, state.weights, self.keys.evaluate)
             metrics = jax.device_get(metrics)
         found = {name: float(value) for name, value in metrics.items()}
         verdict = walks(found)

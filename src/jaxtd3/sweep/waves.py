@@ -183,7 +183,7 @@ class Waves:
             self.ui.update(stage="measuring")
             with self.clock("eval"):
                 key = run_keys(run.seed).evaluate  # the same episodes for all: a fair comparison
-                found = jax.device_get(self.measure(state.agent, state.env.weights, key))
+                found = jax.device_get(self.measure(state.agent, state.weights, key))
         steps = self.program.config.loop.collect_steps * self.program.config.env.num_envs
         for p, row in enumerate(rows):
             head = {
