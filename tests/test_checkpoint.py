@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.drill.base import listed
 
 import jaxtd3
 from jaxtd3 import durable
@@ -36,6 +37,7 @@ from jaxtd3.run.checkpoint import (
 )
 
 CHUNK = 3
+ROOT = Path(__file__).parent.parent
 SMALL = {
     "num_envs": 4,
     "critic_hidden": 16,
@@ -78,6 +80,11 @@ def save(store: CheckpointStore, tree, iteration: int, **more) -> None:
     assert store.last_error is None
 
 
+def restore(store: CheckpointStore, template):
+    store.wait()
+    return restore_from(store.directory, template)
+
+
 def assert_same(a, b) -> None:
     """Equal names, dtypes, shapes, weak types and bits."""
     jax.tree.map(lambda x, y: None, a, b)
@@ -117,7 +124,7 @@ def files_of(path: Path) -> list[Path]:
 def test_round_trip_of_every_kind_of_leaf(tmp_path):
     store, tree = CheckpointStore(tmp_path), make_tree(3)
     save(store, tree, 5)
-    got = store.restore(jax.eval_shape(lambda: make_tree(3)))
+    got = restore(store, jax.eval_shape(lambda: make_tree(3)))
     assert (got.iteration, got.replay, got.skipped) == (5, True, [])
     assert_same(tree, got.state)
     assert jax.random.key_impl(got.state["keys"]) == "rbg"
@@ -141,7 +148,7 @@ def test_resume_continues_bit_equal(tmp_path, parts):
     state, _ = chunk(state)  # donates what is being saved
     store.wait()
     compiled = chunk._cache_size()
-    got = store.restore(init(jax.random.key(1)))
+    got = restore(store, init(jax.random.key(1)))
     assert state_sha256(got.state) == saved
     assert_same(got.state, got.state)
     again, _ = chunk(got.state)
@@ -167,14 +174,14 @@ def test_save_owns_its_memory(tmp_path, monkeypatch):
     y = step(x).block_until_ready()
     hold.set()
     assert y.unsafe_buffer_pointer() == pointer
-    assert np.all(store.restore({"x": y}).state["x"] == 0)
+    assert np.all(restore(store, {"x": y}).state["x"] == 0)
 
 
 def test_restored_arrays_are_donated_in_place(tmp_path):
     store = CheckpointStore(tmp_path)
     x = {"x": jnp.ones(1 << 16)}
     save(store, x, 1)
-    state = store.restore(x).state
+    state = restore(store, x).state
     pointer = state["x"].unsafe_buffer_pointer()
     y = jax.jit(lambda s: s["x"] * 2, donate_argnums=0)(state)
     assert y.block_until_ready().unsafe_buffer_pointer() == pointer
@@ -183,8 +190,8 @@ def test_restored_arrays_are_donated_in_place(tmp_path):
     placed = arrays.place(lines, jnp.array(lines))
     assert placed.unsafe_buffer_pointer() != lines.ctypes.data
     committed = {"x": jax.device_put(x["x"], jax.devices()[0])}
-    assert store.restore(committed).state["x"].committed
-    assert not store.restore(x).state["x"].committed
+    assert restore(store, committed).state["x"].committed
+    assert not restore(store, x).state["x"].committed
 
 
 def test_digest_sees_everything():
@@ -246,7 +253,7 @@ def test_damage_is_found_and_passed_over(two, harm, count):
     assert len(seen) == len(names)
     assert verify(path) == []
     harm(path / names[0], rng)
-    got = two.restore(make_tree(0))
+    got = restore(two, make_tree(0))
     assert got.iteration == 10
     assert_same(make_tree(1), got.state)
     assert str(names[0]) in got.skipped[0]
@@ -269,8 +276,8 @@ def test_missing_and_added_files(two):
     assert verify(path) == []
     (path / "manifest.json").unlink()
     assert verify(path) == ["manifest.json: missing"]
-    assert two.restore(make_tree(0)).skipped == ["000000020/manifest.json: missing"]
-    assert [(i.iteration, i.good) for i in two.list()] == [(20, False), (10, True)]
+    assert restore(two, make_tree(0)).skipped == ["000000020/manifest.json: missing"]
+    assert [(i.iteration, i.good) for i in listed(two)] == [(20, False), (10, True)]
 
 
 def test_names_cannot_escape(two):
@@ -355,7 +362,7 @@ def test_nothing_is_pickled(tmp_path, monkeypatch):
         monkeypatch.setattr(pickle, name, never)
     store = CheckpointStore(tmp_path)
     save(store, make_tree(1), 1)
-    assert_same(make_tree(1), store.restore(make_tree(0)).state)
+    assert_same(make_tree(1), restore(store, make_tree(0)).state)
 
 
 def test_another_shape_or_dtype_is_refused_with_the_difference(two):
@@ -373,9 +380,9 @@ def test_another_shape_or_dtype_is_refused_with_the_difference(two):
     }
     for message, change in cases.items():
         with pytest.raises(UserError, match=message):
-            two.restore({**tree, **change})
+            restore(two, {**tree, **change})
     with pytest.raises(UserError, match="and 8 more"):
-        two.restore({"agent": tree["agent"]})
+        restore(two, {"agent": tree["agent"]})
 
 
 def test_agent_alone(tmp_path, parts, monkeypatch):
@@ -401,12 +408,12 @@ def test_without_replay(tmp_path, parts):
     save(store, state, 2, with_replay=False)
     assert not any(name.startswith("replay") for name in read_meta(tmp_path)["leaves"])
     template = init(jax.random.key(1))
-    got = store.restore(template)
+    got = restore(store, template)
     assert not got.replay
     assert int(got.state.replay.size) == 0
     assert_same(state.replace(replay=template.replay), got.state)
     with pytest.raises(ValueError, match="must be arrays"):
-        store.restore(jax.eval_shape(init, jax.random.key(1)))
+        restore(store, jax.eval_shape(init, jax.random.key(1)))
 
 
 def test_retention_keeps_the_newest_and_the_best(tmp_path):
@@ -414,12 +421,12 @@ def test_retention_keeps_the_newest_and_the_best(tmp_path):
     tree = {"x": jnp.ones(3)}
     for i, best in enumerate([1.0, 5.0, None, float("nan"), 4.0, 3.0]):
         save(store, tree, i, best=best)
-    assert [(i.iteration, i.best) for i in store.list()] == [(5, 3.0), (4, 4.0), (1, 5.0)]
+    assert [(i.iteration, i.best) for i in listed(store)] == [(5, 3.0), (4, 4.0), (1, 5.0)]
     store = CheckpointStore(tmp_path, keep=3)
     save(store, tree, 6, best=6.0)
-    assert [i.iteration for i in store.list()] == [6, 5, 4]
+    assert [i.iteration for i in listed(store)] == [6, 5, 4]
     save(store, tree, 5, best=0.0)  # the run was taken back to before 6
-    assert [(i.iteration, i.best) for i in store.list()] == [(5, 0.0), (4, 4.0)]
+    assert [(i.iteration, i.best) for i in listed(store)] == [(5, 0.0), (4, 4.0)]
     with pytest.raises(UserError, match="keep=1"):
         CheckpointStore(tmp_path, keep=1)
 
@@ -439,7 +446,7 @@ def test_old_checkpoints_outlive_a_failed_save(two, monkeypatch):
         assert sorted(p.name for p in two.directory.iterdir()) == ["000000010", "000000020"]
     save(two, make_tree(3), 30)
     assert two.last_error is None
-    assert two.restore(make_tree(0)).iteration == 30
+    assert restore(two, make_tree(0)).iteration == 30
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
@@ -459,7 +466,7 @@ def test_full_disk(tmp_path):
         assert "\n" not in store.last_error
         assert [p.name for p in store.directory.iterdir()] == ["000000001"]
         save(store, make_tree(3), 3)
-        assert store.restore(make_tree(0)).iteration == 3
+        assert restore(store, make_tree(0)).iteration == 3
     finally:
         subprocess.run(["umount", str(disk)], check=True)
 
@@ -467,13 +474,15 @@ def test_full_disk(tmp_path):
 KILLED = """
     import os, sys, pathlib
     import numpy as np
+    from jaxtd3.run import checkpoint
     from jaxtd3.run.checkpoint import CheckpointStore
+    from tests.drill.kill import kill_at
     tree = lambda i: {"a": np.full((256, 256), i, np.float32), "b": np.arange(i)}
     store = CheckpointStore(pathlib.Path(sys.argv[1]))
     for i in (1, 2):
         store.save(tree(i), iteration=i, meta={})
         store.wait()
-    os.environ["JAXTD3_FAULT"] = sys.argv[2]
+    checkpoint.at_phase = kill_at(sys.argv[2])
     store.save(tree(3), iteration=3, meta={})
     store.wait()
 """
@@ -485,48 +494,48 @@ KILLED = """
 def test_killed_at_a_phase_of_a_save(tmp_path, phase, expected):
     """The one before or the new one, never a mixture, and nothing left behind."""
     command = [sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path), phase]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert done.returncode == -signal.SIGKILL, done.stderr
     left = [p.name for p in (tmp_path / "checkpoints").glob(".tmp-*")]
     assert bool(left) == (phase in ("arrays", "manifest"))
     store = CheckpointStore(tmp_path)
     assert list((tmp_path / "checkpoints").glob(".*")) == []
     template = {"a": np.zeros((256, 256), np.float32), "b": np.arange(expected)}
-    got = store.restore(template)
+    got = restore(store, template)
     assert (got.iteration, got.skipped) == (expected, [])
     assert np.all(got.state["a"] == expected)
-    assert all(info.good for info in store.list())
+    assert all(info.good for info in listed(store))
     save(store, template, 4)
-    assert [i.iteration for i in store.list()] == [4, expected]
+    assert [i.iteration for i in listed(store)] == [4, expected]
 
 
 def test_killed_between_the_renames_of_a_replacement(two):
     path = newest(two)
     path.rename(path.with_name(".old-" + path.name))
     store = CheckpointStore(two.directory.parent)
-    assert store.restore(make_tree(0)).iteration == 20
+    assert restore(store, make_tree(0)).iteration == 20
     path.with_name(".old-000000020").mkdir()
     store = CheckpointStore(two.directory.parent)
-    assert [i.iteration for i in store.list()] == [20, 10]
+    assert [i.iteration for i in listed(store)] == [20, 10]
     assert len(list(store.directory.iterdir())) == 2
 
 
 def test_nothing_saved_and_nothing_good(tmp_path, two):
-    assert CheckpointStore(tmp_path / "none").restore(make_tree(0)) is None
+    assert not (CheckpointStore(tmp_path / "none").directory.exists())
     assert not (tmp_path / "none").exists()
     with pytest.raises(UserError, match="no checkpoint in"):
         restore_from(tmp_path / "none", make_tree(0))
-    for info in two.list():
+    for info in listed(two):
         (info.path / "meta.json").write_text("{}")
     with pytest.raises(UserError, match=r"no good checkpoint in .*000000020/meta\.json"):
-        two.restore(make_tree(0))
+        restore(two, make_tree(0))
 
 
 def test_saving_is_quiet(tmp_path, capfd, caplog):
     with caplog.at_level(logging.WARNING):
         store = CheckpointStore(tmp_path)
         save(store, make_tree(0), 1)
-        store.restore(make_tree(0))
+        restore(store, make_tree(0))
     assert caplog.records == []
     assert capfd.readouterr() == ("", "")
 

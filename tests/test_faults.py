@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import pytest
 from tests.drill import __main__ as drill
 from tests.drill import disk, files, fuzz, poison, saves, soak
-from tests.drill.base import SMALL, Settings
+from tests.drill.base import SMALL, Settings, listed
 
 from jaxtd3.agent import td3
 from jaxtd3.agent.critics import CRITICS
@@ -291,7 +291,7 @@ def test_a_run_that_has_nothing_to_learn_from_stops(session):
 )
 def test_the_best_is_kept_though_it_fell_between_two_saves(session, tmp_path, returns, every, kept):
     session(returns, checkpoint_every=every).run()
-    found = CheckpointStore(tmp_path / "run").list()
+    found = listed(CheckpointStore(tmp_path / "run"))
     assert [info.iteration for info in reversed(found)] == kept
     best = max(found, key=lambda info: info.best or -1.0)
     if every:

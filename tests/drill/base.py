@@ -13,6 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.drill.kill import kill_at
+
 from jaxtd3.run.progress import duration
 
 # A run so small that saving it takes as long as training it.
@@ -110,10 +112,31 @@ def _live(argv: list[str], log: str, fault: str) -> None:
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
-    os.environ["JAXTD3_FAULT"] = fault
     from jaxtd3.cli.main import main
+    from jaxtd3.run import checkpoint
 
+    if fault:
+        checkpoint.at_phase = kill_at(fault)
     sys.exit(main(argv))
+
+
+class Saved(NamedTuple):
+    """One checkpoint of a store."""
+
+    iteration: int
+    path: Path
+    good: bool
+    best: float | None
+
+
+def listed(store: Any) -> list[Saved]:
+    """Every checkpoint, newest first, each verified."""
+    from jaxtd3.durable import read_json, verify
+
+    store.wait()
+    paths = sorted(store.directory.glob("[0-9]*"), reverse=True)
+    best = [read_json(p / "meta.json").get("best") if not verify(p) else None for p in paths]
+    return [Saved(int(p.name), p, not verify(p), b) for p, b in zip(paths, best, strict=True)]
 
 
 @cache

@@ -1,7 +1,7 @@
 """A whole run as data on disk, and back.
 
     <run_dir>/checkpoints/000012000/
-        state/           the arrays, written by Orbax (leaves.py)
+        state/           the arrays, written by Orbax (arrays.py)
         meta.json        config, counters, versions, and the table of leaves: name -> [dtype, shape]
         manifest.json    size and sha256 of every other file, written last (durable.py)
 
@@ -16,10 +16,7 @@ import contextlib
 import importlib.metadata
 import json
 import math
-import os
-import signal
 import threading
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +41,6 @@ from jaxtd3.run.arrays import (
 
 __all__ = [
     "CheckpointStore",
-    "Info",
     "Restored",
     "RunLock",
     "locate",
@@ -79,16 +75,8 @@ class Restored:
         return self.meta["iteration"]
 
 
-@dataclass(frozen=True)
-class Info:
-    """One line about a checkpoint."""
-
-    iteration: int
-    path: Path
-    bytes: int
-    good: bool
-    best: float | None
-    """The value that it was saved with; the highest is kept."""
+def at_phase(phase: str, temp: Path) -> None:
+    """Called as a save comes to: before, arrays, manifest, after. The fault drill kills there."""
 
 
 class CheckpointStore:
@@ -151,19 +139,6 @@ class CheckpointStore:
         """Finish the save in flight; call it before the process ends."""
         self.wait()
 
-    def restore(self, template: Any) -> Restored | None:
-        """The newest good checkpoint as a state like `template`; None where nothing was saved."""
-        self.wait()
-        return restore_from(self.directory, template) if _checkpoints(self.directory) else None
-
-    def list(self) -> list[Info]:
-        """Every checkpoint, newest first, each verified."""
-        self.wait()
-        return [
-            Info(int(p.name), p, durable.size_of(p), not verify(p), _best(p))
-            for p in _checkpoints(self.directory)
-        ]
-
     def last_good(self) -> str:
         """Where the newest good checkpoint is, for people."""
         self.wait()
@@ -175,21 +150,21 @@ class CheckpointStore:
         final = self.directory / f"{iteration:09d}"
         temp = final.with_name(durable.TEMP + final.name)
         try:
-            _fault("before")
+            at_phase("before", temp)
             if processes.is_first():
                 durable.remove(temp)
                 temp.mkdir(parents=True)
             processes.barrier("checkpoint begins")
-            _fault_at_first_file("arrays", temp)
+            at_phase("arrays", temp)
             write_arrays(temp / STATE, arrays)
             processes.barrier("checkpoint written")
             if not processes.is_first():
                 return
             (temp / META).write_text(text)
-            _fault("manifest")
+            at_phase("manifest", temp)
             durable.seal(temp)
             durable.publish(temp, final)
-            _fault("after")
+            at_phase("after", temp)
             self.last_bytes = durable.size_of(final)
             self._retire(iteration)
             self.last_error = None
@@ -334,25 +309,3 @@ def _plain(value: Any) -> Any:
 def _first(lines: list[str], count: int = 3) -> str:
     more = f"; and {len(lines) - count} more" if len(lines) > count else ""
     return "; ".join(lines[:count]) + more
-
-
-_visits: Counter[str] = Counter()
-
-
-def _fault(phase: str) -> None:
-    """For the fault drill: JAXTD3_FAULT=before|arrays|manifest|after[:N] kills the N-th save."""
-    wanted, _, number = os.environ.get("JAXTD3_FAULT", "").partition(":")
-    if wanted == phase:
-        _visits[phase] += 1
-        if _visits[phase] == int(number or 1):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _fault_at_first_file(phase: str, path: Path) -> None:
-    def watch() -> None:
-        while not any(files for _, _, files in os.walk(path)):
-            pass
-        _fault(phase)
-
-    if os.environ.get("JAXTD3_FAULT", "").startswith(phase):
-        threading.Thread(target=watch, daemon=True).start()
