@@ -89,6 +89,30 @@ def test_the_packages_own_test_passes_and_can_fail(tmp_path):
     assert run().returncode == 1
 
 
+def test_feet_swing_by_turns():
+    from jaxtd3.new.findings import feet, leans_sideways
+
+    model = Mjcf(QUADRUPED).compile()
+    found = feet(model)
+    swings = {foot.where[8:-7]: foot.phase for foot in found}
+    diagonal = {"front_left": 0.0, "rear_left": 0.5, "front_right": 0.5, "rear_right": 0.0}
+    assert swings == diagonal
+    assert [foot.ground for foot in found] == pytest.approx([0.025] * 4)  # radius of a foot
+    assert not leans_sideways(model)
+
+
+def test_a_robot_without_feet_follows_commands_too(tmp_path):
+    nameless = PART.format("<geom size='0.05' pos='0 0 0.2'/>").replace("'j'", "'j' axis='1 0 0'")
+    assert new(tmp_path, mjcf(tmp_path, nameless, MOTOR), "velocity") == 0
+    env = make_env(EnvConfig(f"{tmp_path / 'made' / 'env.py'}:Velocity", num_envs=2))
+    assert "FEET = []" in (tmp_path / "made" / "env.py").read_text()
+    assert env.env.command["left"][1] > 0  # it has a joint that leans sideways
+    _, seen, _ = jax.jit(env.step)(
+        env.init(jax.random.key(0)), jnp.zeros((2, 1)), jax.random.key(1)
+    )
+    np.testing.assert_array_equal(seen.terms[:, env.spec.reward_terms.index("steps")], 1.0)
+
+
 def test_a_package_for_an_arm(tmp_path, capsys):
     arm = """<body name='upper'><joint name='a' axis='0 1 0' range='-1 1'/>
       <geom type='capsule' fromto='0 0 0 0 0 0.3' size='0.02'/>

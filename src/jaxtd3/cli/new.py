@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import mujoco
 
     from jaxtd3.cli.main import New
+    from jaxtd3.envs.robot import Robot
     from jaxtd3.new.findings import Finding
     from jaxtd3.new.mjcf import Mjcf
 
@@ -118,7 +119,6 @@ def template_values(folder: Path, mjcf: Mjcf, model: mujoco.MjModel, task: str) 
     robot = Robot(model)
     height = float(robot.start.qpos[robot.base_qpos + 2]) if robot.base is not None else 1.0
     gyro = sensor_of(model, mujoco.mjtSensor.mjSENS_GYRO)
-    speed = min(1.0, max(0.3, round(2 * height, 1)))
     grounded = task == "reach" or floor(model).there
     values = {
         "title": re.sub(r"[^A-Za-z0-9_ -]", "", folder.name) or "robot",
@@ -129,16 +129,33 @@ def template_values(folder: Path, mjcf: Mjcf, model: mujoco.MjModel, task: str) 
         "gyro": f"s.sensor({gyro!r})" if gyro else "s.turning",
         "height": f"{height:.3g}",
         "low": f"{0.6 * height:.3g}",
-        "speed": f"{speed:g}",
-        "back": f"{speed / 2:g}",
-        "side": f"{speed / 4:g}",
-        "width": f"{0.4 * speed:.2g}",
         "scale": "0.5" if is_servo(model) else "None",
     }
-    return values | (reach_values(model, robot) if task == "reach" else {})
+    more = {"reach": reach_values, "velocity": stride_values}.get(task)
+    return values | (more(model, robot) if more else {})
 
 
-def reach_values(model: mujoco.MjModel, robot: Any) -> dict[str, str]:
+def stride_values(model: mujoco.MjModel, robot: Robot) -> dict[str, str]:
+    """Feet, and strides that suit legs of that length: what walks fast has short legs."""
+    from jaxtd3.new.findings import feet, leans_sideways
+
+    rows = [f"    (lambda s: {f.where}[2], {f.ground:.3g}, {f.phase:g}),\n" for f in feet(model)]
+    height = max(0.05, float(robot.start.qpos[robot.base_qpos + 2]))
+    speed = min(1.0, max(0.3, round(2 * height, 1)))
+    sideways = leans_sideways(model)
+    return {
+        "feet": f"[\n{''.join(rows)}]" if rows else "[]",
+        "strides": f"{1.2 / height**0.5:.2g}",
+        "lift": f"{0.12 * height:.2g}",
+        "speed": f"{speed:g}",
+        "back": f"{speed / 2:g}",
+        "left": f"(-{speed / 4:g}, {speed / 4:g})" if sideways else "(0.0, 0.0)",
+        "turn": "1.0" if sideways else "0.5",
+        "width": f"{0.4 * speed:.2g}",
+    }
+
+
+def reach_values(model: mujoco.MjModel, robot: Robot) -> dict[str, str]:
     """The part that reaches, and a box of places where random poses put it."""
     import mujoco
     import numpy as np

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import mujoco
 import numpy as np
@@ -90,6 +91,66 @@ def floor(model: mujoco.MjModel) -> Finding:
         advice="scene.xml adds one",
         lines='<geom name="floor" type="plane" size="0 0 0.05"/>',
     )
+
+
+class Foot(NamedTuple):
+    """What touches the ground at the end of a leg."""
+
+    where: str
+    """Its place as a task's function reads it: `s.geom('left_foot')`."""
+    ground: float
+    """How high that place is while the foot is on the ground."""
+    phase: float
+    """When in a stride it swings: legs of a side by turns, and against the other side."""
+
+
+def feet(model: mujoco.MjModel) -> list[Foot]:
+    """Ends of the base's limbs that reach as low as any, from the front, the left side first."""
+    robot = Robot(model)
+    data = robot.start
+    mujoco.mj_kinematics(model, data)
+    base = model.jnt_bodyid[robot.base]
+    ends = set(np.flatnonzero(model.body_rootid == model.body_rootid[base])) - {base}
+    ends -= set(model.body_parentid)
+    lowest = {body: low for body in ends if (low := lowest_geom(model, data, int(body)))}
+    ground = min((z for _, z in lowest.values()), default=0.0)
+    reach = 0.1 * (data.xpos[base][2] - ground)
+    found: list[tuple[bool, float, str, float]] = []
+    for body, (geom, z) in lowest.items():
+        geom_name = name_of(model, mujoco.mjtObj.mjOBJ_GEOM, geom)
+        name = geom_name or name_of(model, mujoco.mjtObj.mjOBJ_BODY, int(body))
+        if z > ground + reach or not name:
+            continue
+        x, y, height = data.geom_xpos[geom] if geom_name else data.xpos[body]
+        where = f"s.geom({name!r})" if geom_name else f"s.body({name!r})"
+        found.append((bool(y < 0), -float(x), where, float(height) - z))
+    found.sort()
+    left = sum(not right for right, *_ in found)
+    return [
+        Foot(where, height, 0.5 * ((i - left + 1 if right else i) % 2))
+        for i, (right, _, where, height) in enumerate(found)
+    ]
+
+
+def lowest_geom(model: mujoco.MjModel, data: mujoco.MjData, body: int) -> tuple[int, float] | None:
+    """The geom of a body that reaches lowest, of those that collide, and how low."""
+    start = model.body_geomadr[body]
+    found: list[tuple[float, int]] = []
+    for geom in range(start, start + model.body_geomnum[body]):
+        if model.geom_contype[geom] or model.geom_conaffinity[geom]:
+            down = data.geom_xmat[geom].reshape(3, 3)[2]
+            middle, half = model.geom_aabb[geom, :3], model.geom_aabb[geom, 3:]
+            below = min(float(np.abs(down) @ half), float(model.geom_rbound[geom]))
+            found.append((float(data.geom_xpos[geom][2] + down @ middle) - below, geom))
+    return (min(found)[1], min(found)[0]) if found else None
+
+
+def leans_sideways(model: mujoco.MjModel) -> bool:
+    """True where a joint turns about the length of the robot, as stepping sideways needs."""
+    data = Robot(model).start
+    mujoco.mj_kinematics(model, data)
+    hinges = model.jnt_type == mujoco.mjtJoint.mjJNT_HINGE
+    return bool(np.any(np.abs(data.xaxis[hinges, 0]) > 0.5))
 
 
 def sensor_of(model: mujoco.MjModel, kind: mujoco.mjtSensor) -> str:
