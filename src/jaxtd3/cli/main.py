@@ -57,6 +57,8 @@ class Train:
     """Go on from this checkpoint, in a new run."""
     init_from: Folder = None
     """Take the weights of this run's policy and critics, and nothing else."""
+    recipe: Name = None
+    """Several stages in one run: deploy (flat ground; then randomised, pushed and delayed)."""
     checkpoint_replay: Switch = True
     """Keep the replay in checkpoints (on; off: smaller; a resume then collects anew)."""
     reward: Annotated[

@@ -13,32 +13,64 @@ from jaxtd3.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from jaxtd3.config.config import Config
+    from jaxtd3.run.program import Program
     from jaxtd3.run.progress import Progress
 
 
 def train_command(args: Train, given: Mapping[str, Any]) -> int:
     """Run `jaxtd3 train`."""
-    from jaxtd3.core import processes
-    from jaxtd3.output.logs import dumps
+    from jaxtd3.cli.recipe import recipe_command, recipe_in
     from jaxtd3.output.rundir import check_run_dir, default_run_dir
-    from jaxtd3.run.progress import make_progress
 
     check_arguments(args, given)
     if args.run_dir is not None:
         check_run_dir(args.run_dir, args.resume)
     gather_devices(args, given)
+    recipe = args.recipe or (recipe_in(args.run_dir) if args.resume else None)
+    if recipe is not None:
+        run_dir = args.run_dir
+        if run_dir is None:
+            config, _ = settings(args, given)
+            run_dir = default_run_dir(config.env.name, config.algo, config.run.seed)
+        return recipe_command(args, given, recipe, agreed(run_dir, args.resume))
     config, notes = settings(args, given)
     run_dir = args.run_dir or default_run_dir(config.env.name, config.algo, config.run.seed)
+    return ending(train_one(config, notes, agreed(run_dir, args.resume), args), args)
+
+
+def agreed(run_dir: Path, resume: bool) -> Path:
+    """The first process's run directory, for all."""
+    from jaxtd3.core import processes
+    from jaxtd3.output.rundir import check_run_dir
+
     run_dir = Path(processes.from_first(str(run_dir)))
     if processes.is_first():
-        check_run_dir(run_dir, args.resume)
+        check_run_dir(run_dir, resume)
+    return run_dir
+
+
+def train_one(
+    config: Config, notes: list[str], run_dir: Path, args: Train, program: Program | None = None
+) -> dict[str, Any]:
+    """One run, with its progress on the terminal: its summary."""
+    from jaxtd3.core import processes
+    from jaxtd3.run.progress import make_progress
+
     ui = make_progress(args.quiet, args.json, silent=not processes.is_first())
     line = None
     try:
-        summary = run(config, notes, run_dir, args, ui)
+        summary = run(config, notes, run_dir, args, ui, program)
         line = last_line(summary, run_dir)
     finally:
         ui.finish(line)
+    return summary
+
+
+def ending(summary: Mapping[str, Any], args: Train) -> int:
+    """What the command says at the end, and its exit code."""
+    from jaxtd3.core import processes
+    from jaxtd3.output.logs import dumps
+
     if args.json and processes.is_first():
         print(dumps(summary))
     if summary["error"]:
@@ -64,6 +96,7 @@ def gather_devices(args: Train, given: Mapping[str, Any]) -> None:
 
 def check_arguments(args: Train, given: Mapping[str, Any]) -> None:
     """What can be said of the flags alone, before anything is loaded."""
+    from jaxtd3.cli.recipe import check_recipe
     from jaxtd3.output.logs import require_loggers
 
     for name, value in given.items():
@@ -76,6 +109,7 @@ def check_arguments(args: Train, given: Mapping[str, Any]) -> None:
         raise UserError("--resume, --resume-from and --init-from exclude each other")
     if args.video_every < 0:
         raise UserError(f"--video-every {args.video_every} is negative")
+    check_recipe(args)
     parse_rewards(args.reward)
     if args.reward_preset not in (None, "default", "tuned"):
         raise UserError(nearest("reward preset", args.reward_preset, ("default", "tuned")))
@@ -187,7 +221,14 @@ def compare_saved(saved: Config, config: Config) -> list[str]:
     return notes
 
 
-def run(config: Config, notes: list[str], run_dir: Path, args: Train, ui: Progress) -> dict:
+def run(
+    config: Config,
+    notes: list[str],
+    run_dir: Path,
+    args: Train,
+    ui: Progress,
+    program: Program | None = None,
+) -> dict[str, Any]:
     """Load, tell, check, train."""
     import jax
 
@@ -197,7 +238,7 @@ def run(config: Config, notes: list[str], run_dir: Path, args: Train, ui: Progre
 
     ui.update(title=f"{config.env.name} · {config.algo} · seed {config.run.seed}")
     ui.stage("loading")
-    program = build(config)
+    program = program or build(config)
     needs = memory.describe(config, program.env.spec, program.shapes)
     for line in [*notes, *describe(config), *needs]:
         ui.note(line)

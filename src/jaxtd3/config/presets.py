@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxtd3.config.config import Config
 from jaxtd3.errors import UserError, nearest
@@ -294,6 +294,40 @@ PROFILES: dict[str, list[tuple[str, Changes]]] = {
             },
         ),
     ],
+}
+
+
+class Stage(NamedTuple):
+    """One stage of a recipe: a run that begins with the weights of the stage before."""
+
+    name: str
+    about: str
+    share: float  # of the iterations and of the time
+    changes: Changes  # beside the preset
+
+
+# `--recipe`: what is trained one after the other, as one run.
+RECIPES: Mapping[str, tuple[Stage, ...]] = {
+    "deploy": (
+        Stage("flat", "flat ground, nothing disturbed but what it observes", 0.6, {}),
+        Stage(
+            "all",
+            "the robot randomised and pushed, its actions delayed by up to 40 ms",
+            0.4,
+            {
+                "randomize": True,
+                "push": True,
+                "action_delay": 0.04,
+                # The first updates must not undo what was learned: begin with data to learn from,
+                # at the rates that the first stage ends with.
+                "warmup": 100,
+                "actor_lr": 1e-4,
+                "actor_lr_end": 1e-4,
+                "critic_lr": 3e-4,
+                "critic_lr_end": 3e-4,
+            },
+        ),
+    ),
 }
 
 

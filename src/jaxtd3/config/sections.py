@@ -135,6 +135,12 @@ class EnvConfig:
         kept=True,
     )
     push: bool = setting(False, "Push the robot now and then, where the environment knows how.")
+    action_delay: float = setting(
+        0.0,
+        "Largest delay of actions on their way to the motors, in seconds: drawn for every episode "
+        "of training (Playground's environments).",
+        kept=True,
+    )
     sim_dt: float | None = setting(
         None,
         "Seconds of one physics step in training (default: the environment's own, which "
@@ -169,6 +175,8 @@ class EnvConfig:
             raise ValueError(f"physics_threads={self.physics_threads} is negative")
         if self.episode_length is not None and self.episode_length < 1:
             raise ValueError(f"episode_length={self.episode_length} is below 1")
+        if not 0 <= self.action_delay <= 1:
+            raise ValueError(f"action_delay={self.action_delay} is not between 0 and 1 s")
         if self.sim_dt is not None and not self.sim_dt > 0:
             raise ValueError(f"sim_dt={self.sim_dt} is not above 0")
         check_choices(

@@ -1,6 +1,6 @@
 """`jaxtd3 train --best robust`: every evaluation tries the policy in all worlds as well.
 
-    judge = make_judge(parts)
+    judge = make_judge(program)
     judge(agent_state)  ->  the summary of `robustness.json`, with fewer episodes
 
 It is the very controller that would be exported, in C MuJoCo and onnxruntime, whatever physics the
@@ -30,20 +30,20 @@ EPISODES, SECONDS = 4, 10.0
 Judge = Callable[[Any], dict[str, Any]]
 
 
-def make_judge(parts: Program) -> Judge:
+def make_judge(program: Program) -> Judge:
     """judge(agent_state) -> summary, for a run's evaluations.
 
     A robot or a network that no controller can be written for is the user's error, told at once.
     """
-    config = parts.config
+    config = program.config
 
     def controller(agent_state: Any) -> tuple[Controller, Any]:
-        trained = Trained(config, parts.eval_env, parts.agent, agent_state, "training")
+        trained = Trained(config, program.eval_env, program.agent, agent_state, "training")
         return controller_of(trained), playground_of(trained).mj_model
 
     try:
         kind_of(config.env.name)
-        controller(jax.tree.map(lambda x: np.ones(x.shape, x.dtype), parts.shapes.agent))
+        controller(jax.tree.map(lambda x: np.ones(x.shape, x.dtype), program.shapes.agent))
     except UserError as error:
         raise UserError(f"--best robust: {error}") from error
     from jaxtd3.deploy.robustness import judge_worlds, summarize

@@ -31,8 +31,8 @@ def choose_impl(impl: str) -> Any:
 
 
 def undisturbed(cfg: EnvConfig) -> EnvConfig:
-    """What evaluation runs: no pushes, and the environment's own physics step."""
-    return replace(cfg, push=False, sim_dt=None)
+    """What evaluation runs: no pushes, no delay, and the environment's own physics step."""
+    return replace(cfg, push=False, action_delay=0.0, sim_dt=None)
 
 
 def reward_weights(spec: EnvSpec, changes: Mapping[str, float]) -> Array:

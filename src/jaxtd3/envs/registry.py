@@ -174,6 +174,8 @@ def make_env(cfg: EnvConfig, mesh: Mesh | None = None) -> BatchEnv:
         from jaxtd3.envs.playground.adapter import load_playground
 
         return batch_env(hide(load_playground(replace(cfg, name=make), devices), cfg), cfg, mesh)
+    if cfg.action_delay:
+        raise UserError(f"{cfg.name} knows no delay of actions: Playground's environments do")
     if cfg.sim_dt is not None and not has_physics(cfg.name):
         raise UserError(f"{cfg.name} has no physics step to set: leave sim_dt away")
     reference = reference_of(cfg.name)

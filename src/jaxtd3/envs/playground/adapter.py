@@ -25,6 +25,7 @@ from jaxtd3.core.types import Array, EnvSpec, EnvStep
 from jaxtd3.envs.batch import choose_impl
 from jaxtd3.envs.physics.contract import Physics
 from jaxtd3.envs.physics.fields import find_used
+from jaxtd3.envs.physics.late import Late, LatePhysics, draw_late
 from jaxtd3.envs.physics.mjx import MjxPhysics
 from jaxtd3.envs.physics.native import NativePhysics, share_of_cores
 from jaxtd3.envs.playground.bounds import Bounds, joint_bounds, stretch
@@ -36,6 +37,7 @@ from jaxtd3.thirdparty import private, swapped
 class PlaygroundState(NamedTuple):
     state: Any  # mujoco_playground State
     model: tuple[Array, ...]  # randomised leaves of the physics model, if any
+    late: Late | None = None  # controls on their way, where actions are delayed
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,8 @@ def load_playground(cfg: EnvConfig, devices: int = 1) -> PlaygroundEnv:
     threads = cfg.physics_threads or share_of_cores(devices)
     bounds = joint_bounds(cfg.name, env) if cfg.action_bounds == "limits" else None
     native_threads = threads if impl == "native" else 0
-    return PlaygroundEnv(cfg.name, env, randomizer, meshes, native_threads, bounds)
+    late = cfg.action_delay
+    return PlaygroundEnv(cfg.name, env, randomizer, meshes, native_threads, bounds, late)
 
 
 class PlaygroundEnv:
@@ -149,8 +152,10 @@ class PlaygroundEnv:
         meshes: MeshSource,
         native_threads: int = 0,
         bounds: Bounds | None = None,
+        action_delay: float = 0.0,
     ):
         self.name, self.unwrapped, self.meshes, self.bounds = name, env, meshes, bounds
+        self._action_delay = action_delay
         self._randomizer = randomizer
         self._repeat = int(env._config.get("action_repeat", 1))
         self._varied: tuple[Any, ...] = ()  # tree paths of the model leaves that are randomised
@@ -181,19 +186,18 @@ class PlaygroundEnv:
     # --- Env ------------------------------------------------------------------------------------
 
     def reset(self, key: Array) -> tuple[PlaygroundState, Array]:
-        state, model = self._recorded_reset(raw_key(key))
+        state, model, late = self._recorded_reset(raw_key(key))
         state = cast_like(state, self._type)
-        return PlaygroundState(state, model), self._flat_obs(state.obs)
+        return PlaygroundState(state, model, late), self._flat_obs(state.obs)
 
     def step(self, state: PlaygroundState, action: Array) -> EnvStep:
         if self.bounds is not None:
             action = stretch(self.bounds, action)
-        new, reward, terms = self._recorded_step(state.state, state.model, action)
+        new, reward, terms, late = self._recorded_step(state.state, state.model, action, state.late)
         new = cast_like(new, self._type)
         done = new.done.astype(bool)
-        return EnvStep(
-            PlaygroundState(new, state.model), self._flat_obs(new.obs), reward, terms, done
-        )
+        state = PlaygroundState(new, state.model, late)
+        return EnvStep(state, self._flat_obs(new.obs), reward, terms, done)
 
     def rekey(self, state: PlaygroundState, key: Array) -> PlaygroundState:
         """Give a copied state random numbers of its own."""
@@ -204,8 +208,11 @@ class PlaygroundEnv:
 
     # --- tracing --------------------------------------------------------------------------------
 
-    def _reset(self, key: Array) -> tuple[Any, tuple[Array, ...]]:
+    def _reset(self, key: Array) -> tuple[Any, tuple[Array, ...], Late | None]:
         model: tuple[Array, ...] = ()
+        late = None
+        if self._action_delay:
+            key, key_late = jax.random.split(key)
         if self._randomizer is not None:
             key, key_model = jax.random.split(key)
             batch, _ = self._randomized(raw_key(key_model))
@@ -213,35 +220,44 @@ class PlaygroundEnv:
             model = tuple(leaves[path][0] for path in self._varied)
         with self._tracing(model):
             state = self.unwrapped.reset(raw_key(key))
-        return state.replace(data=self.physics.carry(state.data)), model
+        if self._action_delay:
+            dt, ctrl = float(self.unwrapped.dt), state.data.ctrl
+            late = draw_late(key_late, self._action_delay, dt, ctrl)
+        return state.replace(data=self.physics.carry(state.data)), model, late
 
     def _randomized(self, key: Array) -> tuple[Any, Any]:
         """A batch of one randomised physics model, and the axes of its leaves."""
         with jax.numpy_rank_promotion("allow"):
             return self._randomizer(self.unwrapped.mjx_model, key[None])
 
-    def _step(self, state: Any, model: tuple[Array, ...], action: Array):
-        def once(state: Any) -> tuple[Any, Array, Array]:
+    def _step(self, state: Any, model: tuple[Array, ...], action: Array, late: Late | None):
+        def once(state: Any, late: Late | None) -> tuple[Any, Array, Array, Late | None]:
             state = jax.tree.map(lambda x: x, state)  # environments write into these dicts
-            with self._tracing(model), self._capture():
+            delayed = None if late is None else LatePhysics(self.physics, late, self.name)
+            with self._tracing(model, delayed), self._capture():
                 new = self.unwrapped.step(state, action)
+            late = None if delayed is None else delayed.after
             new = new.replace(data=self.physics.carry(new.data))
             form = self._form
             terms = jnp.zeros(0)
             if form is not None:
                 terms = jnp.stack([jnp.asarray(self._terms[k], jnp.float32) for k in form.terms])
-            return new, jnp.asarray(new.reward, jnp.float32), terms
+            return new, jnp.asarray(new.reward, jnp.float32), terms, late
 
         if self._repeat == 1:
-            return once(state)
+            return once(state, late)
 
         def body(carry, _):
-            new, reward, terms = once(carry)
-            new = cast_like(new, carry)
-            return new, (reward, terms, new.done)
+            state, late = carry
+            new, reward, terms, late = once(state, late)
+            new = cast_like(new, state)
+            return (new, late), (reward, terms, new.done)
 
-        new, (rewards, terms, dones) = jax.lax.scan(body, state, length=self._repeat)
-        return new.replace(done=jnp.max(dones, axis=0)), jnp.sum(rewards), jnp.sum(terms, axis=0)
+        (new, late), (rewards, terms, dones) = jax.lax.scan(
+            body, (state, late), length=self._repeat
+        )
+        new = new.replace(done=jnp.max(dones, axis=0))
+        return new, jnp.sum(rewards), jnp.sum(terms, axis=0), late
 
     @contextlib.contextmanager
     def _tracing(self, leaves: tuple[Array, ...], physics: Physics | None = None):
@@ -325,7 +341,7 @@ class PlaygroundEnv:
         env = self.unwrapped
         scales = env._config.get("reward_config", {}).get("scales", None) or {}
         names, weights = tuple(scales.keys()), tuple(float(v) for v in scales.values())
-        first, model = jax.eval_shape(self._recorded_reset, jax.random.PRNGKey(0))
+        first, model, late = jax.eval_shape(self._recorded_reset, jax.random.PRNGKey(0))
         action = jax.ShapeDtypeStruct((env.action_size,), jnp.float32)
 
         def step(terms: list[Array], state: Any, model: Any, action: Array):
@@ -351,16 +367,16 @@ class PlaygroundEnv:
                 raise UserError(f"{self.name} does not run with this JAX: {error}") from error
         state, privileged = closed.jaxpr.outvars[1:3]
         prefixed = privileged is state or _head_of(closed.jaxpr, privileged) is state
-        self._check_type(first, model, action, then)
+        self._check_type(first, model, action, late, then)
         return form, prefixed, then
 
-    def _check_type(self, first: Any, model: Any, action: Any, then: Any) -> None:
+    def _check_type(self, first: Any, model: Any, action: Any, late: Any, then: Any) -> None:
         """Raise unless a step returns what a step was given, so that nothing is traced twice."""
         if structure_text(first) != structure_text(then):
             raise UserError(f"{self.name}: reset and step return states of different structure")
         if same_types(first, then):
             return
-        again = jax.eval_shape(self._step, then, model, action)[0]
+        again = jax.eval_shape(self._step, then, model, action, late)[0]
         if not same_types(then, again):
             raise UserError(f"{self.name}: the state's type changes with every step")
 
