@@ -20,7 +20,7 @@ jax.config.update(
     "jax_compilation_cache_dir",
     os.environ.get("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax")),
 )
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # as runtime.prepare
 
 
 @pytest.fixture(scope="session")

@@ -60,6 +60,8 @@ def test_drill_in_short(part, lines, tmp_path, monkeypatch):
     monkeypatch.setattr(files, "COMMANDS", 1)
     monkeypatch.setattr(fuzz, "BY_COMMAND", 3)
     monkeypatch.setitem(disk.SIZE, "iterations", 1500)
+    monkeypatch.setattr(artifacts, "make_report", lambda run_dir: None)
+    monkeypatch.setattr(artifacts, "make_policy", lambda session, state: None)
     settings = Settings(kills=2, flips=24, truncations=12, fuzz=60)
     rows = list(islice(drill.run_part(part, settings, tmp_path), lines))
     assert rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from functools import partial
 
@@ -28,10 +29,11 @@ SMALL = {
     "critic_hidden": 16,
     "actor_hidden": 16,
     "num_atoms": 11,
-    "eval_episodes": 8,
+    "eval_episodes": 5,  # which need not divide
 }
 
 
+@functools.cache
 def parts_of(name: str, devices: int, **changes):
     return build(jaxtd3.preset(name, profile="cpu", devices=devices, **{**SMALL, **changes}))
 
@@ -60,13 +62,13 @@ def run_agrees(name: str, devices: int, iterations: int = 50, **changes):
     assert_replicated(state.agent)
     assert all(np.isfinite(float(v)) for v in metrics.values())
     evaluated = parts.evaluate(state.agent, state.weights, jax.random.key(1))
-    return state, evaluated
+    assert np.isfinite(evaluated["return"])
 
 
 SLOW = pytest.mark.slow
 
 
-@pytest.mark.parametrize("devices", [2, 8])
+@pytest.mark.parametrize("devices", [pytest.param(2, marks=SLOW), 8])
 def test_pendulum_runs_and_all_devices_hold_the_same_agent(devices):
     run_agrees("Pendulum", devices)
 
@@ -111,7 +113,7 @@ def test_native_physics_does_not_depend_on_the_number_of_devices():
     """The same states and actions: the same bits, each device with simulations of its own."""
     found = []
     for devices in (1, 2):
-        parts = parts_of("CartpoleBalance", devices)
+        parts = parts_of("CartpoleBalance", devices, actor_hidden=8)  # with an engine of its own
         inner = parts.fns.init(jax.random.key(0)).env.inner
         action = jnp.linspace(-1, 1, 16)[:, None]
         step = jax.jit(sharding.over_envs(parts.env.env.step, parts.mesh))
@@ -232,7 +234,7 @@ def test_bundles_learn_apart_and_meet_every_k_updates():
 
 
 def test_bundles_are_one_agent_at_the_end_of_a_chunk():
-    run_agrees("Pendulum", 4, iterations=21, sync_every=8)
+    run_agrees("Pendulum", 4, iterations=21, sync_every=8, eval_episodes=8)
 
 
 # --- the compiled program -------------------------------------------------------------------------
@@ -301,13 +303,6 @@ def test_g1_on_two_devices_lowers_for_cuda(impl):
 def test_sizes_that_do_not_divide_are_refused(changes, said):
     with pytest.raises(UserError, match=said):
         parts_of("Pendulum", **changes)
-
-
-def test_episodes_of_an_evaluation_need_not_divide():
-    parts = parts_of("Pendulum", devices=8, eval_episodes=5)
-    state = parts.fns.init(jax.random.key(0))
-    found = parts.evaluate(state.agent, state.weights, jax.random.key(1))
-    assert np.isfinite(found["return"])
 
 
 def test_what_is_split_is_known_from_two_sizes():
