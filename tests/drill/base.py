@@ -162,6 +162,10 @@ class Settings:
     """Mutated config.json, manifest.json, meta.json and array files."""
     soak: float = 1800.0
     """Seconds of the long run."""
+    soak_env: str = "CartpoleBalance"
+    """Environment of the long run."""
+    soak_devices: int = 0
+    """Devices of the long run (as many as there are)."""
     only: str = ""
     """Parts to run, separated by commas (all)."""
     seed: int = 0

@@ -14,7 +14,6 @@ from tests.drill.base import Drill, Line
 
 from jaxtd3.output.logs import read_rows
 
-ENV = "CartpoleBalance"
 WARM_UP = 0.2  # of the time
 FLAT = 0.05
 
@@ -43,7 +42,9 @@ def drift(values: list[float]) -> float:
 def soak(drill: Drill) -> Iterator[Line]:
     """Train for so many seconds and look on from outside."""
     seconds, run_dir = drill.settings.soak, drill.work / "run"
-    words = [sys.executable, "-m", "jaxtd3.train", "--env", ENV, "--no-video", "--quiet"]
+    env, devices = drill.settings.soak_env, drill.settings.soak_devices
+    words = [sys.executable, "-m", "jaxtd3.train", "--env", env, "--no-video", "--quiet"]
+    words += ["--devices", str(devices)] if devices else []
     words += ["--iterations", "1000000000", "--max-time", str(seconds), "--run-dir", str(run_dir)]
     samples: list[tuple[float, int]] = []
     with open(drill.work / "run.log", "w") as log:
@@ -60,16 +61,16 @@ def soak(drill: Drill) -> Iterator[Line]:
         if process.poll() is None:
             process.kill()
         code = process.wait()
-    yield from judge(code, seconds, samples, read_rows(run_dir / "metrics.jsonl"))
+    yield from judge(code, seconds, samples, read_rows(run_dir / "metrics.jsonl"), env)
 
 
 def judge(
-    code: int, seconds: float, samples: list[tuple[float, int]], rows: list
+    code: int, seconds: float, samples: list[tuple[float, int]], rows: list, env: str = "it"
 ) -> Iterator[Line]:
     """The lines about a run that has ended."""
     end = rows[-1]["seconds"] if rows else 0.0
     whole = code == 0 and end >= seconds
-    yield Line(f"{seconds:.0f} s of {ENV}", whole, f"exit code {code}, trained {end:.0f} s")
+    yield Line(f"{seconds:.0f} s of {env}", whole, f"exit code {code}, trained {end:.0f} s")
     # Without the end: its evaluation, policy and report are not training.
     sizes = [s / 2**20 for t, s in samples if WARM_UP * seconds < t < 0.98 * seconds]
     wide = spread(sizes) if sizes else float("inf")
