@@ -203,6 +203,8 @@ def check_command(line: str) -> None:
         if word.startswith(("scripts/", "experiments/")):
             assert (ROOT / word).is_file(), f"{word} is not there"
             return check_script(ROOT / word, words[i + 1 :])
+        if re.fullmatch(r"benchmarks\.\w+", word):
+            return check_script(ROOT / f"{word.replace('.', '/')}.py", words[i + 1 :])
         if re.fullmatch(r"my_\w+\.py", word):
             assert word in own_files()
             return check_flags(words[i + 1], words[i + 2 :])
