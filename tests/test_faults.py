@@ -301,6 +301,27 @@ def test_the_best_is_kept_though_it_fell_between_two_saves(session, tmp_path, re
     assert read_meta(best.path)["env_steps"] == best.iteration * SMALL["num_envs"]
 
 
+@pytest.mark.parametrize(
+    ("first", "pause", "every", "made"),
+    [
+        (1e9, 20, 0, ["report"]),  # at the end alone
+        (0.0, 0, 0, ["report"] * 4),  # after each evaluation
+        (0.0, 1e9, 0, ["report"] * 2),
+        (1e9, 20, 15, ["film", "report", "report"]),  # every whole chunks: after 20 of 40
+    ],
+)
+def test_a_run_can_be_watched(session, monkeypatch, first, pause, every, made):
+    found = []
+    monkeypatch.setattr(trainer, "FIRST_REPORT", first)
+    monkeypatch.setattr(trainer, "REPORT_PAUSE", pause)
+    monkeypatch.setattr(artifacts, "make_report", lambda run_dir: found.append("report"))
+    monkeypatch.setattr(artifacts, "make_video", lambda session, state: found.append("film"))
+    run = session()
+    run.options = Options(video=False, video_every=every)
+    run.run()
+    assert found == made
+
+
 def judge_that_says(*scores):
     said = iter(scores)
     return lambda agent: {"score": (x := next(said)), "survival": x, "tracking_error": 1 - x}

@@ -80,7 +80,7 @@ class Train:
     video: Switch = True
     """Film the policy at the end."""
     video_every: Annotated[int, shown("INT")] = 0
-    """Also film it, and rewrite the report, every so many iterations (0: only at the end)."""
+    """Also film it every so many iterations (0: only at the end)."""
     wandb: Switch = False
     """Log to Weights & Biases, offline where no key is set."""
     tensorboard: Switch = False

@@ -181,11 +181,12 @@ def on_one_device(state: TrainState) -> TrainState:
     return state.replace(agent=jax.tree.map(jnp.asarray, jax.device_get(state.agent)))
 
 
-def show_so_far(session: Session, state: TrainState) -> None:
-    """A video and a report of a run that goes on."""
+def show_so_far(session: Session, state: TrainState, film: bool) -> None:
+    """A report of a run that goes on, and a video where it is asked for."""
     if processes.is_first():
-        now = on_one_device(state)
-        try_to_make(session, "video", lambda: make_video(session, now))
+        if film:
+            now = on_one_device(state)
+            try_to_make(session, "video", lambda: make_video(session, now))
         try_to_make(session, "report", lambda: make_report(session.run_dir))
 
 

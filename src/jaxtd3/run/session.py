@@ -35,6 +35,7 @@ from jaxtd3.run.timing import Clock, compile_log
 from jaxtd3.runtime import STARTED
 
 LONG = 300.0  # seconds of training worth a word beforehand
+FIRST_REPORT, REPORT_PAUSE = 60.0, 20  # seconds; times what the last one took
 REFILL = 64  # slabs collected before learning, where a checkpoint had no replay
 
 
@@ -84,6 +85,7 @@ class Session:
         self.judged: dict[str, Any] = {}  # what the judge said of the last evaluation
         self.measure = "eval/return" if judge is None else "eval/robust_score"
         self.start_seconds = 0.0
+        self.next_report = time.perf_counter() + FIRST_REPORT
         self.sized = False  # the size of a checkpoint has been told
         self.told_time = False
 
@@ -241,10 +243,24 @@ class Session:
             self.write(row)
             if not self.error and (status or best or self.due(run.checkpoint_every)):
                 self.save(state, row.get(self.measure))
-            if not status and self.due(self.options.video_every):
-                with self.clock("other"):
-                    artifacts.show_so_far(self, state)
+            if not status:
+                self.show_so_far(state, evaluated="eval/return" in row)
         return state, status
+
+    def show_so_far(self, state: TrainState, evaluated: bool) -> None:
+        """A film where one is due, and a report after an evaluation, so that a run can be watched.
+
+        Reports take no more than a twentieth of the run's time.
+        """
+        every = self.config.run.log_every
+        film = self.due(math.ceil(self.options.video_every / every) * every)
+        begin = time.perf_counter()
+        if not film and not (evaluated and begin >= self.next_report):
+            return
+        with self.clock("other"):
+            artifacts.show_so_far(self, state, film)
+        end = time.perf_counter()
+        self.next_report = end + REPORT_PAUSE * (end - begin)
 
     def begin_curve(self, state: TrainState) -> None:
         """What the first weights do: where the curves begin. No checkpoint is called best by it."""
