@@ -137,6 +137,7 @@ CHECKS: dict[str, Callable[[], Finding]] = {
     "compile cache": cache,
     "memory": memory,
     "environments": playground,
+    "other packages": private_names,
     "meshes of G1": meshes("G1JoystickFlatTerrain"),
     "meshes of T1": meshes("T1JoystickFlatTerrain"),
     "renderer": renderer,

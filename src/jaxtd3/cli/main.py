@@ -34,12 +34,8 @@ Switch = Annotated[bool, shown()]
 
 
 @dataclass(frozen=True)
-class Train:
-    """Train a policy.
-
-    Settings come from the preset of the environment, the algorithm and the hardware; a --config
-    file changes them, flags change them last. With --env, --help shows the values of its preset.
-    """
+class Start:
+    """Where settings come from."""
 
     env: Name = None
     """Environment: as `jaxtd3 envs` lists them, file.py:Class, or package.module:Class."""
@@ -49,6 +45,16 @@ class Train:
     """Hardware to choose sizes for: auto, cpu or gpu (auto)."""
     config: Folder = None
     """Saved config.json to start from."""
+
+
+@dataclass(frozen=True)
+class Train(Start):
+    """Train a policy.
+
+    Settings come from the preset of the environment, the algorithm and the hardware; a --config
+    file changes them, flags change them last. With --env, --help shows the values of its preset.
+    """
+
     run_dir: Folder = None
     """Folder of the run (runs/ENV-ALGO-SEED-TIME)."""
     resume: Switch = False
@@ -95,15 +101,13 @@ Tokens = Annotated[tuple[tuple[str, ...], ...], tyro.conf.UseAppendAction]
 
 
 @dataclass(frozen=True)
-class Sweep:
+class Sweep(Start):
     """Train many reward weightings and settings as one program, and rank them.
 
     Members are ranked by a metric that does not depend on their weights; report.html, results.json
     and results.csv in the run's folder tell the rest. Settings come as in `jaxtd3 train`.
     """
 
-    env: Name = None
-    """Environment: as `jaxtd3 envs` lists them, file.py:Class, or package.module:Class."""
     grid: Annotated[Tokens, shown("NAME=V,V ...")] = ()
     """Values to combine, of reward terms (energy=0,-5e-5) and settings (agent.gamma=0.97,0.99)."""
     random: Annotated[Tokens, shown("N NAME=log:A:B ...")] = ()
@@ -120,12 +124,6 @@ class Sweep:
     """Two metrics whose Pareto front is drawn."""
     members_at_once: Count = None
     """Members trained together (as many as memory allows)."""
-    algo: Name = None
-    """Algorithm: fasttd3, fasttd3-simbav2, fasttd3-simnorm, pql, pql-d, apex, gorila (fasttd3)."""
-    profile: Name = None
-    """Hardware to choose sizes for: auto, cpu or gpu (auto)."""
-    config: Folder = None
-    """Saved config.json to start from."""
     run_dir: Folder = None
     """Folder of the sweep (runs/ENV-sweep-SEED-TIME)."""
     resume: Switch = False
@@ -145,17 +143,23 @@ class Sweep:
 
 
 @dataclass(frozen=True)
-class Evaluate:
-    """Run a trained policy without noise, one episode per environment."""
+class Trained:
+    """A policy."""
 
     run: Run
     """Folder of a run, a policy file, or the name of a shipped policy."""
+    best: Switch = False
+    """The checkpoint that evaluated best instead of the last one."""
+
+
+@dataclass(frozen=True)
+class Evaluate(Trained):
+    """Run a trained policy without noise, one episode per environment."""
+
     episodes: Count = None
     """Episodes (as in the run)."""
     seed: Count = None
     """Seed of the episodes (the run's)."""
-    best: Switch = False
-    """The checkpoint that evaluated best instead of the last one."""
     impl: Annotated[str, shown("NAMES")] = "auto"
     """Physics back end: auto, native, jax or warp; several, as native,jax, are compared (auto)."""
     sim_dt: Annotated[float | None, shown("FLOAT")] = None
@@ -165,11 +169,9 @@ class Evaluate:
 
 
 @dataclass(frozen=True)
-class Render:
+class Render(Trained):
     """Film a trained policy."""
 
-    run: Run
-    """Folder of a run, a policy file, or the name of a shipped policy."""
     out: Annotated[Path, shown()] = Path("video.mp4")
     """File to write, .mp4 or .gif (video.mp4)."""
     steps: Count = None
@@ -180,8 +182,6 @@ class Render:
     """Camera of the model to film with."""
     seed: Count = None
     """Seed of the episode (the run's)."""
-    best: Switch = False
-    """The checkpoint that evaluated best instead of the last one."""
 
 
 @dataclass(frozen=True)
@@ -292,7 +292,7 @@ class Envs:
 
 
 @dataclass(frozen=True)
-class Bench:
+class Bench(Start):
     """Measure speed against the machine's limits, a plain sketch, and peers.
 
     All that is compared runs in turns within one process, round after round, and is told as median
@@ -301,8 +301,6 @@ class Bench:
     that an installed package does too, all else needs a checkout.
     """
 
-    env: Name = None
-    """Environment: as `jaxtd3 envs` lists them, file.py:Class, or package.module:Class."""
     rounds: Annotated[int, shown("N")] = 5
     """Rounds, in each of which everything runs once (5)."""
     seconds: Annotated[float, shown("S")] = 0.5
@@ -341,12 +339,6 @@ class Bench:
     """What prioritised replay costs beside uniform, instead."""
     envpool: Switch = False
     """With a list of back ends as --impl (or native alone): step EnvPool beside them."""
-    algo: Name = None
-    """Algorithm: fasttd3, fasttd3-simbav2, fasttd3-simnorm, pql, pql-d, apex, gorila (fasttd3)."""
-    profile: Name = None
-    """Hardware to choose sizes for: auto, cpu or gpu (auto)."""
-    config: Folder = None
-    """Saved config.json to start from."""
     json: Switch = False
     """Print one JSON object, and nothing else."""
 
