@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from jaxtd3 import thirdparty
 from jaxtd3.cli import doctor as doctor_module
 from jaxtd3.cli import flags
 from jaxtd3.cli import main as cli
 from jaxtd3.config.sections import SECTIONS
-from jaxtd3.run import artifacts
+from jaxtd3.run import artifacts, memory
 from jaxtd3.run.progress import Live
 from test_trainer import TINY
 
@@ -331,6 +332,7 @@ def test_doctor(capsys, monkeypatch):
     quick = ("precision", "compile cache", "memory", "onnx", "wandb login")
     checks = {name: doctor_module.CHECKS[name] for name in quick} | {"luck": broken}
     monkeypatch.setattr(doctor_module, "CHECKS", checks)
+    monkeypatch.setattr(memory, "free_device", lambda: (8 * memory.GiB, "this machine"))
     assert cli.main(["doctor"]) == 0
     printed = capsys.readouterr().out
     assert "✗ luck" in printed
@@ -338,6 +340,17 @@ def test_doctor(capsys, monkeypatch):
     assert cli.main(["doctor", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [finding["what"] for finding in found] == [*quick, "luck"]
+    monkeypatch.setattr(memory, "free_device", lambda: (memory.GiB, "this machine"))
+    assert cli.main(["doctor"]) == 0
+    assert "✗ memory" in capsys.readouterr().out
+
+
+def test_doctor_has_a_line_for_private_names(monkeypatch):
+    check = doctor_module.CHECKS["other packages"]
+    assert check().ok
+    monkeypatch.setattr(thirdparty, "missing", lambda: ["jax._src.x is not in jax 9"])
+    assert not check().ok
+    assert "jax._src.x" in check().found
 
 
 def test_live_panel(capsys):

@@ -337,7 +337,7 @@ def test_the_wheel_has_what_is_not_python(tmp_path):
     package = ROOT / "src" / "jaxtd3"
     files = [p for p in package.rglob("*") if p.is_file() and p.suffix not in (".py", ".pyc")]
     assert package / "py.typed" in files
-    assert package / "output" / "report.css" in files
+    assert package / "output" / "templates" / "page.css" in files
     for path in files:
         assert str(path.relative_to(package.parent)) in names
 
