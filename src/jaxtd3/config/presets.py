@@ -109,17 +109,18 @@ TUNED_REWARDS: dict[str, Mapping[str, float]] = {
 # For few samples: what the robots' own rewards ask for, but standing comes before walking.
 HUMANOID_REWARDS: Mapping[str, float] = {
     "alive": 15.0,
-    "tracking_lin_vel": 5.0,
-    "tracking_ang_vel": 5.0,
-    "feet_phase": 15.0,
+    "tracking_lin_vel": 10.0,
+    "tracking_ang_vel": 6.0,
+    "feet_phase": 12.0,
     "feet_air_time": 10.0,
     "feet_slip": -2.5,
-    "pose": -5.0,
-    "joint_deviation_hip": -0.5,
-    "joint_deviation_knee": -0.5,
+    "pose": -12.0,
+    "joint_deviation_hip": -1.0,
+    "joint_deviation_knee": -1.0,
     "stand_still": -1.0,
     "orientation": -10.0,
-    "ang_vel_xy": -0.5,
+    "ang_vel_xy": -0.8,
+    "dof_pos_limits": -5.0,
     "collision": -2.0,
     "action_rate": -0.3,
     "energy": -1e-4,
@@ -239,10 +240,11 @@ PROFILES: dict[str, list[tuple[str, Changes]]] = {
             # A humanoid learns to stay up within 300,000 steps, then to follow, then to lift its
             # feet. What that needs (docs/walking.md): a large bonus for every step on its feet
             # that shrinks as episodes last, so that standing does not stay the best it can do; the
-            # environment's own terms at five times their weight, the feet's phase at fifteen,
-            # without which it shuffles; noise held for some steps, as white noise averages out
-            # over a fall; many small updates per step. The ring keeps the reward terms, so that
-            # all past data count under the weights of now.
+            # environment's own terms at some ten times their weight, the feet's phase among them,
+            # without which it shuffles, and the pose, without which it steps with bent arms; noise
+            # held for some steps, as white noise averages out over a fall; many small updates per
+            # step. The ring keeps the reward terms, so that all past data count under the weights
+            # of now.
             "locomotion/[GT]1Joystick*",
             {
                 "weights": HUMANOID_REWARDS,
@@ -278,9 +280,9 @@ PROFILES: dict[str, list[tuple[str, Changes]]] = {
             {
                 "weights": {
                     **HUMANOID_REWARDS,
-                    "pose": -2.0,
-                    "joint_deviation_hip": -1.25,
-                    "stand_still": -5.0,
+                    "pose": -3.0,
+                    "joint_deviation_hip": -2.5,
+                    "stand_still": -6.0,
                 },
             },
         ),
