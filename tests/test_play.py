@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import io
 import json
+import re
 import shutil
 import socket
 import struct
 import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -453,6 +455,26 @@ def test_a_policy_is_played_to_the_end(capsys, tmp_path):
     first, last = capsys.readouterr().out.strip().splitlines()
     assert first.startswith("CartpoleBalance, cart.npz (cart.npz): http://127.0.0.1:")
     assert "x real time" in last
+
+
+@pytest.mark.slow
+def test_g1_keeps_real_time_for_a_minute():
+    """With a watcher, as a browser would be: needs two cores that nobody else uses."""
+    command = [sys.executable, "-m", "jaxtd3", "play", "--env", "G1JoystickFlatTerrain"]
+    command += ["--port", "0", "--seconds", "60"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
+        address = re.search(r"http://\S+", program.stdout.readline())[0]
+        frames = 0
+        with urllib.request.urlopen(address + "frames", timeout=60) as stream:
+            for line in stream:
+                frames += line.startswith(b"event: frame")
+                if line.startswith(b"event: end"):
+                    break
+        said = program.stdout.read()
+    print(said, f"{frames / 60:.1f} frames a second arrived")
+    assert program.returncode == 0
+    assert float(re.search(r"at ([\d.]+) x real time", said)[1]) > 0.98, said
+    assert frames / 60 > 45, frames
 
 
 # --- in a browser -------------------------------------------------------------------------------
