@@ -85,19 +85,14 @@ def test_the_program_is_traced_once_and_stays_on_the_device(result):
     assert facts["aliased_bytes"] >= facts["ring_bytes"]
 
 
-def test_ratios_are_those_of_the_times(result):
-    """eta's parts are put together from the same rounds as its whole."""
-    ms = result["details"]["milliseconds"]
-    near = ms["limit"]["median"] / ms["iteration"]["median"]
-    assert result["eta"]["median"] == pytest.approx(near, rel=0.5)
-    parts = ms["env"]["median"] + ms["gemms"]["median"] + ms["bytes"]["median"]
-    assert ms["limit"]["median"] == pytest.approx(parts, rel=0.5)
-    rate = 1e3 / ms["iteration"]["median"]
+def test_rates_are_those_of_the_times(result):
+    rate = 1e3 / result["details"]["milliseconds"]["iteration"]["median"]
     assert result["iterations_per_second"]["median"] == pytest.approx(rate)
 
 
+@pytest.mark.slow
 def test_regression_guard(result):
-    """Ratios, not times, and very generous: a tiny program, on a machine that may be busy."""
+    """Ratios of times, very generous: a tiny program. For a machine that does nothing else."""
     assert result["details"]["over_sketch"]["high"] > 0.5
     assert result["eta"]["low"] < 1.5  # a limit that is always beaten is not one
     ms = result["details"]["milliseconds"]
@@ -195,12 +190,16 @@ def test_copies_of_the_ring_are_seen(parts):
 # --- the ring -----------------------------------------------------------------------------------
 
 
-def test_insert_costs_the_same_whatever_the_fill(parts):
-    """One program for any fill, which writes slabs in place; and no slower when full."""
-    chunk = make_chunk(parts.fns.collect_step, 20, parts.layout)
-    text = chunk.lower(parts.shapes).compile().as_text()
+def test_an_insert_writes_slabs_in_place(parts):
+    text = collecting(parts).lower(parts.shapes).compile().as_text()
     assert counts.ring_copies(text, parts.shapes.replay) == 0
     assert "dynamic-update-slice" in text
+
+
+@pytest.mark.slow
+def test_an_insert_costs_the_same_whatever_the_fill(parts):
+    """One program for any fill, and no slower when full. For a machine that does nothing else."""
+    chunk = collecting(parts)
     held = Held(full_state(parts))
 
     def task(slabs):
@@ -210,13 +209,13 @@ def test_insert_costs_the_same_whatever_the_fill(parts):
         return Task(str(slabs), lambda: held.through(chunk), 20, prepare)
 
     length = parts.config.replay.length
-    for _ in range(3):  # a busy machine may need another look
-        times = interleave([task(2), task(length)], rounds=5, seconds=0.02)
-        ratio = np.median(times[str(length)]) / np.median(times["2"])
-        if ratio < 1.5:
-            break
-    assert ratio < 1.5
+    times = interleave([task(2), task(length)], rounds=5, seconds=0.02)
+    assert np.median(times[str(length)]) / np.median(times["2"]) < 1.5
     assert chunk._cache_size() == 1
+
+
+def collecting(parts):
+    return make_chunk(parts.fns.collect_step, 20, parts.layout)
 
 
 def test_a_full_state_is_full_and_learns(parts):

@@ -85,7 +85,7 @@ def actor_loss(value: Array, weight: Array, cdq: bool) -> Array:
 # --- refusing what is not finite ----------------------------------------------------------------
 
 
-class Looked(NamedTuple):
+class Candidate(NamedTuple):
     """What decides whether an update may enter the state."""
 
     loss: Array
@@ -103,7 +103,7 @@ class Step(NamedTuple):
     grad_norm: Array
 
 
-def guard(state: AgentState, at: Looked, net: int, limit: int) -> tuple[Array, AgentState]:
+def guard(state: AgentState, at: Candidate, net: int, limit: int) -> tuple[Array, AgentState]:
     """(whether an update may enter the state, the state with the update counted).
 
     Refused are updates that are not finite, which are counted, and those of a batch without weight.
@@ -228,7 +228,7 @@ def fast_td3(
         vector, as_tree = ravel_pytree(params)
         new, new_opt = step_params(opt, grads, opt_state, vector, lr, state.hyper.weight_decay)
         grad_norm = optax.global_norm(grads)
-        at = Looked(loss, grad_norm, (new, state.hyper.tau), weight)
+        at = Candidate(loss, grad_norm, (new, state.hyper.tau), weight)
         ok, state = guard(state, at, net, cfg.max_bad_updates)
         made = select(ok, nets.project(as_tree(new)), params)
         return state, Step(ok, made, select(ok, new_opt, opt_state), grad_norm)

@@ -39,7 +39,7 @@ def as_config(env: str | EnvConfig, num_envs: int) -> EnvConfig:
     return replace(env if isinstance(env, EnvConfig) else EnvConfig(env), num_envs=num_envs)
 
 
-def told(spec: EnvSpec, obs: np.ndarray, terms: np.ndarray | None) -> dict[str, Any]:
+def info_of(spec: EnvSpec, obs: np.ndarray, terms: np.ndarray | None) -> dict[str, Any]:
     """What `info` holds."""
     info: dict[str, Any] = {}
     if spec.extra_size:
@@ -76,7 +76,7 @@ class GymnasiumEnv(gymnasium.Env):
         key = jax.random.key(int(self.np_random.integers(2**31)))
         self._state, obs = self._reset(key)
         self._steps = 0
-        return self._seen(obs), told(self.spec_ours, np.asarray(obs), None)
+        return self._seen(obs), info_of(self.spec_ours, np.asarray(obs), None)
 
     def step(self, action: Any) -> Any:
         given = jnp.asarray(action, jnp.float32)
@@ -84,7 +84,7 @@ class GymnasiumEnv(gymnasium.Env):
         obs, reward, terms, over = jax.device_get(found)
         self._steps += 1
         late = self._steps >= self.spec_ours.episode_length and not over
-        info = told(self.spec_ours, obs, terms)
+        info = info_of(self.spec_ours, obs, terms)
         return self._seen(obs), float(reward), bool(over), bool(late), info
 
     def _seen(self, obs: Any) -> np.ndarray:
@@ -115,7 +115,7 @@ class GymnasiumVectorEnv(VectorEnv):
         self._key = jax.random.key(int(self.np_random.integers(2**31)))
         self._state = self._env.init(self._next())
         obs = np.asarray(self._state.obs)
-        return obs[:, : self.spec_ours.obs_size], told(self.spec_ours, obs, None)
+        return obs[:, : self.spec_ours.obs_size], info_of(self.spec_ours, obs, None)
 
     def _next(self) -> Array:
         self._key, key = jax.random.split(self._key)
@@ -130,7 +130,7 @@ class GymnasiumVectorEnv(VectorEnv):
         given = jnp.asarray(actions, jnp.float32)
         self._state, seen, _ = self._step(self._state, given, self._next())
         obs, seen = jax.device_get((self._state.obs, seen))
-        info = told(self.spec_ours, obs, seen.terms)
+        info = info_of(self.spec_ours, obs, seen.terms)
         done = seen.done
         if done.any():
             info |= {"final_obs": seen.final_obs[:, : self.spec_ours.obs_size], "_final_obs": done}

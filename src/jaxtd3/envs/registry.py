@@ -41,7 +41,7 @@ WEIGHTED = (
     "T1Joystick*",
 )
 # Not seen loaded yet: meshes of the robot collide or carry mass, and were not at hand.
-UNTOLD = ("Aloha*", "BarkourJoystick", "Op3Joystick", "Panda*")
+REWARD_NOT_KNOWN = ("Aloha*", "BarkourJoystick", "Op3Joystick", "Panda*")
 
 
 def register_env(name: str, make: Callable[[], Env]) -> None:
@@ -150,7 +150,7 @@ def reward_kind(name: str) -> str:
         return "weighted sum" if _OWN[name]().spec.reward_terms else "fixed"
     if reference_of(name) is not None:
         return "weighted sum" if name in _LAZY else "told when loaded"
-    if any(fnmatchcase(name, pattern) for pattern in UNTOLD):
+    if any(fnmatchcase(name, pattern) for pattern in REWARD_NOT_KNOWN):
         return "told when loaded"
     return "weighted sum" if any(fnmatchcase(name, p) for p in WEIGHTED) else "fixed"
 

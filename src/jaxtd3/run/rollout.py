@@ -21,7 +21,7 @@ Sums = dict[str, Array]
 terms [N, K]; metrics [N, M, 2]."""
 
 
-def judged(env: BatchEnv) -> dict[str, Metric]:
+def shown_metrics(env: BatchEnv) -> dict[str, Metric]:
     """The metrics that an evaluation adds to return and length."""
     same = ("default_reward", "survival", "tracking_error", "action_rate")
     return {name: metric for name, metric in metrics_of(env.env).items() if name not in same}
@@ -118,7 +118,7 @@ def summarize(env: BatchEnv, sums: Sums) -> Metrics:
         "return_weighted": jnp.mean(sums["return_weighted"]),
         "length": jnp.mean(sums["length"]),
         "falls": jnp.mean(sums["fell"], dtype=jnp.float32),
-        **mean_metrics(judged(env), sums),
+        **mean_metrics(shown_metrics(env), sums),
         **({"asymmetry": jnp.sum(sums["asymmetry"]) / length} if "asymmetry" in sums else {}),
         **{f"term/{name}": terms[i] for i, name in enumerate(spec.reward_terms)},
     }
@@ -137,7 +137,7 @@ def make_evaluate(
     if mesh is not None:
         num = math.ceil(num / mesh.size) * mesh.size  # each device runs as many as the others
     reset = jax.jit(over_envs(env.env.reset, mesh))
-    rollout = make_rollout(env, agent, judged(env), mirror_of(env.env))
+    rollout = make_rollout(env, agent, shown_metrics(env), mirror_of(env.env))
 
     def run(agent_state: Any, weights: Array, inner: Any, obs: Array) -> Metrics:
         if mesh is None:
