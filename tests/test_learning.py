@@ -22,7 +22,7 @@ def learn(name, reached, seconds=math.inf, iterations=math.inf, chunk=250, **cha
     compiled = program.chunk.lower(program.shapes).compile()
 
     def score():
-        metrics = program.evaluate(state.agent, state.env.weights, keys.evaluate)
+        metrics = program.evaluate(state.agent, state.weights, keys.evaluate)
         return {k: float(metrics[k]) for k in ("return", "length")}
 
     now = score()
