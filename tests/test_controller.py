@@ -21,6 +21,7 @@ from jaxtd3.deploy.controller_onnx import build_controller
 from jaxtd3.deploy.robot import describe_robot, fallen, find_places, load_robot, read_sensors
 from jaxtd3.deploy.runtime import Controller
 from jaxtd3.envs.playground.adapter import load_playground
+from jaxtd3.envs.registry import observed
 
 pytest.importorskip("onnxruntime")
 G1, T1 = "G1JoystickFlatTerrain", "T1JoystickFlatTerrain"
@@ -49,35 +50,18 @@ def random_agent(spec, cfg=CFG):
     state = fast_td3(spec, cfg).init(jax.random.key(3))
     keys = jax.random.split(jax.random.key(4), 2)
     stats = state.obs_stats._replace(
-        mean=0.1 * jax.random.normal(keys[0], (spec.width,)),
-        var=jax.random.uniform(keys[1], (spec.width,), minval=0.5, maxval=4.0),
+        mean=0.1 * jax.random.normal(keys[0], (spec.frame_width,)),
+        var=jax.random.uniform(keys[1], (spec.frame_width,), minval=0.5, maxval=4.0),
     )
     actor = dict(state.actor)
     actor["out"] = jax.tree.map(lambda x: 10 * x, actor["out"])
     return state.replace(obs_stats=stats, actor=actor)
 
 
-def seen_by(spec, hidden, history):
-    """The spec of a policy that does not see the hidden parts, and sees several observations."""
-    size = (spec.obs_size - 3 * len(hidden)) * history
-    return EnvSpec(spec.name, size, spec.action_size, 1000, dt=spec.dt)
-
-
-class Follower:
-    """The policy in JAX, on observations of the environment: [D] -> [U]."""
-
-    def __init__(self, spec, state, hidden, history):
-        self.history, self.seen = history, []
-        start = 3 * len(hidden)  # linvel stands first
-        self.part = slice(start, start + spec.obs_size // history)
-        agent = fast_td3(spec, CFG)
-        self.act = jax.jit(lambda obs: agent.act(state, obs[None])[0])
-
-    def __call__(self, obs):
-        self.seen.append(np.asarray(obs)[self.part])
-        self.seen = self.seen[-self.history :]
-        pad = [self.seen[0]] * (self.history - len(self.seen))
-        return self.act(jnp.asarray(np.concatenate([*pad, *self.seen])))
+def seen_by_actor(env, hidden, history):
+    """As `--actor-hides` and `--history` make it of an environment."""
+    cfg = jaxtd3.EnvConfig(env.spec.name, actor_hides=",".join(hidden), history=history)
+    return observed(env, cfg)
 
 
 @pytest.mark.parametrize(
@@ -94,8 +78,8 @@ def test_the_controller_acts_as_the_policy_in_training(name, bounds, hidden, his
     the training environment takes the same actions from the same positions and velocities, and
     observes, keeps its gait's clock and notes actions by itself. (Left to themselves, two
     simulations part: rounding differs, and contacts let differences grow.)"""
-    env = quiet_env(name, bounds)
-    spec = seen_by(env.spec, hidden, history)
+    env = seen_by_actor(quiet_env(name, bounds), hidden, history)
+    spec = env.spec
     agent_state = random_agent(spec)
     about = describe_controller(
         describe_robot(name, env.unwrapped), spec, env.bounds, hidden, history
@@ -103,8 +87,8 @@ def test_the_controller_acts_as_the_policy_in_training(name, bounds, hidden, his
     controller = Controller(
         build_controller(about, spec, jax.device_get(agent_state), CFG, env.bounds)
     )
-    policy = Follower(spec, agent_state, hidden, history)
-    step = jax.jit(env.step)
+    agent, step = fast_td3(spec, CFG), jax.jit(env.step)
+    policy = jax.jit(lambda obs: agent.act(agent_state, obs[None])[0])
 
     model = env.unwrapped.mj_model
     data, places = mujoco.MjData(model), find_places(about, model)

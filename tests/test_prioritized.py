@@ -38,7 +38,9 @@ def slab(t, num_envs=ENVS, invalid=()):
 def filled(slabs, cfg=CFG, num_envs=ENVS, invalid=()):
     state = prioritized.init(SPEC, cfg, num_envs)
     for t in range(slabs):
-        state = prioritized.add(state, slab(t, num_envs, invalid if t == slabs - 3 else ()), cfg)
+        state = prioritized.add(
+            state, slab(t, num_envs, invalid if t == slabs - 3 else ()), SPEC, cfg
+        )
     return state
 
 
@@ -89,7 +91,7 @@ def test_what_may_be_drawn_is_what_the_uniform_sampler_draws(store_next_obs):
     cfg = dataclasses.replace(CFG, store_next_obs=store_next_obs, n_step=3)
     for slabs in (1, 2, 7, LENGTH, 23):
         state = filled(slabs, cfg, invalid=(1, 4))
-        starts = int(replay.num_starts(state.ring, cfg))
+        starts = int(replay.num_starts(state.ring, SPEC, cfg))
         offset, env = (
             x.reshape(-1) for x in jnp.meshgrid(jnp.arange(max(starts, 1)), jnp.arange(ENVS))
         )
@@ -108,7 +110,7 @@ def test_overwritten_priorities_vanish():
     state = prioritized.update_priority(state, first, jnp.full(CFG.batch_size, 1000.0))
     assert float(state.p.max()) > 50
     for t in range(LENGTH):
-        state = prioritized.add(state.replace(top=jnp.ones(())), slab(LENGTH + t), CFG)
+        state = prioritized.add(state.replace(top=jnp.ones(())), slab(LENGTH + t), SPEC, CFG)
         consistent(state)
         high = np.asarray(state.p[:LENGTH] > 1)
         kept = np.asarray(state.ring.obs[..., 0] < LENGTH - 1)  # those that could be drawn at first

@@ -104,7 +104,7 @@ def test_every_field_equals_the_model(seed, writes, n_step, limit, bf16, bootstr
     size = min(writes, length)
     oldest = writes - size
     assert int(state.size) == size
-    assert int(ring.num_starts(state, cfg)) == size - 1
+    assert int(ring.num_starts(state, spec, cfg)) == size - 1
     offset, env = (x.ravel() for x in np.meshgrid(np.arange(length - 1), np.arange(num_envs)))
     batch = jax.device_get(WINDOWS(state, offset, env, jnp.float32(gamma), spec=spec, cfg=cfg))
     near = {"rtol": 1e-2, "atol": 1e-2} if bf16 else {"rtol": 1e-5, "atol": 1e-6}

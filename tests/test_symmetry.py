@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jaxtd3
-from jaxtd3.core.types import Batch
+from jaxtd3.core.types import Batch, EnvSpec
 from jaxtd3.envs.playground import mirror as mirrors
 from jaxtd3.errors import UserError
 from jaxtd3.replay import symmetry
@@ -86,6 +86,9 @@ def test_robots_without_a_mirror_are_refused_by_name():
         jaxtd3.ReplayConfig(symmetry="double", prioritized=True)
 
 
+ANY = EnvSpec("any", 3, 2, 10)
+
+
 def tiny_mirror():
     flip = mirrors.join([mirrors.signs(1), mirrors.swap(mirrors.signs(-1))])
     action = mirrors.swap(mirrors.signs(1))
@@ -129,8 +132,8 @@ def test_a_replay_draws_mirrored_batches(monkeypatch):
     plain = jaxtd3.Replay(None, None, lambda state, key, gamma, weights: batch)
     drawn = symmetric_sample(plain, "double")
     assert drawn.obs.shape == (16, 3)
-    assert symmetry.symmetric(plain, "off", "any") is plain
+    assert symmetry.symmetric(plain, "off", ANY) is plain
 
 
 def symmetric_sample(replay, how):
-    return symmetry.symmetric(replay, how, "any").sample(None, jax.random.key(0), 0.9)
+    return symmetry.symmetric(replay, how, ANY).sample(None, jax.random.key(0), 0.9)

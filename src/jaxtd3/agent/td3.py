@@ -59,7 +59,7 @@ class AgentState(struct.PyTreeNode):
     target_actor: Any  # None where targets follow the policy itself
     actor_opt: Any  # over all parameters as one vector [P]
     critic_opt: Any
-    obs_stats: norm.Stats  # over the flat observation [D]
+    obs_stats: norm.Stats  # over one observation [frame]
     return_stats: norm.ReturnStats
     hyper: Hyper
     updates: Array  # [] int32, critic updates so far
@@ -71,6 +71,11 @@ class AgentState(struct.PyTreeNode):
 # What is looked at in every update, in this order: critics, then actor.
 LOOKED_AT = ("loss", "grad_norm", "params")
 FAULTS = tuple(f"{net}_{what}" for net in ("critic", "actor") for what in LOOKED_AT)
+
+
+def of_window(spec: EnvSpec, stats: norm.Stats) -> norm.Stats:
+    """Statistics of one observation [frame] as those of a flat vector [D]."""
+    return stats._replace(mean=spec.repeated(stats.mean), var=spec.repeated(stats.var))
 
 
 # --- losses -------------------------------------------------------------------------------------
@@ -165,7 +170,7 @@ def fast_td3(
             target_actor=jax.tree.map(jnp.copy, actor) if cfg.target_actor else None,
             actor_opt=opt.init(as_vector(actor)),
             critic_opt=opt.init(as_vector(critic)),
-            obs_stats=norm.init_stats(spec.width),
+            obs_stats=norm.init_stats(spec.frame_width),
             return_stats=norm.init_return_stats(),
             hyper=agent_hyper(cfg),
             updates=jnp.zeros((), jnp.int32),
@@ -175,14 +180,14 @@ def fast_td3(
         )
 
     def normalized(state: AgentState, obs: Array) -> Array:
-        return norm.normalize(state.obs_stats, obs) if cfg.normalize_obs else obs
+        return norm.normalize(of_window(spec, state.obs_stats), obs) if cfg.normalize_obs else obs
 
     def act(state: AgentState, obs: Array) -> Array:
         return nets.actor(state.actor, spec.actor_obs(normalized(state, obs)))
 
     def observe(state: AgentState, tr: Transition, discounted: Array) -> AgentState:
         if cfg.normalize_obs:
-            stats = norm.update_stats(state.obs_stats, tr.obs, tr.valid, axis_name)
+            stats = norm.update_stats(state.obs_stats, spec.newest(tr.obs), tr.valid, axis_name)
             state = state.replace(obs_stats=stats)
         if cfg.normalize_reward:
             returns = norm.update_return_stats(state.return_stats, discounted, tr.valid, axis_name)

@@ -158,6 +158,12 @@ class EnvConfig:
         "critic still does. `jaxtd3 envs --env NAME` lists them.",
         kept=True,
     )
+    history: int = setting(
+        1,
+        "Observations that the actor sees at once: its last ones, the first repeated at an "
+        "episode's start. Replay stores each once.",
+        kept=True,
+    )
     stagger: bool = setting(
         False,
         "Start the first episodes at random ages, so that time limits do not fall together.",
@@ -171,6 +177,8 @@ class EnvConfig:
     def __post_init__(self):
         if self.num_envs < 1:
             raise ValueError(f"num_envs={self.num_envs} is below 1")
+        if self.history < 1:
+            raise ValueError(f"history={self.history} is below 1")
         if self.physics_threads < 0:
             raise ValueError(f"physics_threads={self.physics_threads} is negative")
         if self.episode_length is not None and self.episode_length < 1:

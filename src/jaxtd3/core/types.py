@@ -49,13 +49,26 @@ class EnvSpec:
     """True: the critic reads all of the vector (privileged state begins with the actor's
     observation, or there is none); False: only the privileged tail."""
     order: tuple[int, ...] = ()
-    """Where each number of the vector stands in the environment's own; empty: there and here alike
-    (`envs/hidden.py` moves some)."""
+    """Where each number of one observation stands in the environment's own; empty: there and here
+    alike (`envs/hidden.py` moves some)."""
+    history: int = 1
+    """Observations, oldest first, that the actor sees at once: `obs_size` is that of all of them
+    (`envs/history.py`)."""
 
     @property
     def width(self) -> int:
         """Width `D` of the flat observation vector."""
         return self.obs_size + self.extra_size
+
+    @property
+    def frame_size(self) -> int:
+        """Width of one observation of the actor."""
+        return self.obs_size // self.history
+
+    @property
+    def frame_width(self) -> int:
+        """Width of one observation with its privileged part: what is stored and counted."""
+        return self.frame_size + self.extra_size
 
     @property
     def critic_size(self) -> int:
@@ -69,6 +82,17 @@ class EnvSpec:
     def actor_obs(self, x: Array) -> Array:
         """The actor's part of flat observations (or of statistics over them): [.., obs]."""
         return x[..., : self.obs_size]
+
+    def newest(self, x: Array) -> Array:
+        """The newest observation with its privileged part of flat observations: [.., frame]."""
+        return x if self.history == 1 else x[..., self.obs_size - self.frame_size :]
+
+    def repeated(self, x: Array) -> Array:
+        """Statistics of one observation as those of a flat vector: [frame] -> [D]."""
+        if self.history == 1:
+            return x
+        frame, extra = x[: self.frame_size], x[self.frame_size :]
+        return jax.numpy.concatenate([frame] * self.history + [extra])
 
     def critic_obs(self, x: Array) -> Array:
         """The critic's part of flat observations: [.., critic]."""

@@ -17,7 +17,6 @@ from jaxtd3.config.sections import AgentConfig
 from jaxtd3.core.types import EnvSpec
 from jaxtd3.deploy.controller import RAW, first_state, input_sizes, observation_size
 from jaxtd3.envs.playground.bounds import Bounds
-from jaxtd3.errors import UserError
 from jaxtd3.output.onnx import IR, OPSET, _libraries
 from jaxtd3.output.onnx_layers import Graph, write_actor
 
@@ -102,9 +101,10 @@ def write_policy(
 ) -> None:
     """The normaliser, the actor, and what its actions stand for: [B, U]."""
     if cfg.normalize_obs:
-        mean, var = (np.asarray(spec.actor_obs(x), f32) for x in agent_state.obs_stats[:2])
-        graph.then("Sub", repeated(mean, spec.obs_size))
-        graph.then("Div", np.sqrt(repeated(var, spec.obs_size)) + f32(0.01))
+        stats = agent_state.obs_stats[:2]
+        mean, var = (np.asarray(spec.actor_obs(spec.repeated(x)), f32) for x in stats)
+        graph.then("Sub", mean)
+        graph.then("Div", np.sqrt(var) + f32(0.01))
     write_actor(graph, agent_state.actor, cfg)
     if bounds is None:
         graph.then("Tanh", name=ACTION)
@@ -113,13 +113,6 @@ def write_policy(
     above = graph.add("Mul", graph.add("Relu", action), bounds.up)
     below = graph.add("Mul", graph.add("Relu", graph.add("Neg", action)), bounds.down)
     graph.add("Sub", above, below, name=ACTION)
-
-
-def repeated(x: np.ndarray, size: int) -> np.ndarray:
-    """Statistics of a window [K * D]: their own, or those of one observation for each in it."""
-    if x.size == 0 or size % x.size:
-        raise UserError(f"statistics of {x.size} numbers do not fit {size} observed ones")
-    return np.tile(x, size // x.size)
 
 
 def write_state(graph: Graph, about: Mapping[str, Any]) -> None:

@@ -173,14 +173,15 @@ def make_env(cfg: EnvConfig, mesh: Mesh | None = None) -> BatchEnv:
     if isinstance(make, str):
         from jaxtd3.envs.playground.adapter import load_playground
 
-        return batch_env(hide(load_playground(replace(cfg, name=make), devices), cfg), cfg, mesh)
+        robot = load_playground(replace(cfg, name=make), devices)
+        return batch_env(observed(robot, cfg), cfg, mesh)
     if cfg.action_delay:
         raise UserError(f"{cfg.name} knows no delay of actions: Playground's environments do")
     if cfg.sim_dt is not None and not has_physics(cfg.name):
         raise UserError(f"{cfg.name} has no physics step to set: leave sim_dt away")
     reference = reference_of(cfg.name)
     if reference is None:
-        return batch_env(hide(make_own(make, cfg, devices), cfg), cfg, mesh)
+        return batch_env(observed(make_own(make, cfg, devices), cfg), cfg, mesh)
     found = source.find(reference)
     with source.blaming(found.file, make):
         env = make_own(make, cfg, devices)
@@ -188,7 +189,7 @@ def make_env(cfg: EnvConfig, mesh: Mesh | None = None) -> BatchEnv:
         from jaxtd3.envs.checks import check_made
 
         check_made(env, found)
-    return batch_env(hide(env, cfg), cfg, mesh)
+    return batch_env(observed(env, cfg), cfg, mesh)
 
 
 def make_own(make: Any, cfg: EnvConfig, devices: int) -> Env:
@@ -196,10 +197,14 @@ def make_own(make: Any, cfg: EnvConfig, devices: int) -> Env:
     return make.from_config(cfg, devices) if hasattr(make, "from_config") else make()
 
 
-def hide(env: Env, cfg: EnvConfig) -> Env:
-    """The environment without what the actor shall not see."""
-    if not cfg.actor_hides:
-        return env
-    from jaxtd3.envs.hidden import HiddenEnv, hidden_names
+def observed(env: Env, cfg: EnvConfig) -> Env:
+    """The environment as the actor shall see it: without what is hidden, with what was before."""
+    if cfg.actor_hides:
+        from jaxtd3.envs.hidden import HiddenEnv, hidden_names
 
-    return HiddenEnv(env, hidden_names(cfg.actor_hides))
+        env = HiddenEnv(env, hidden_names(cfg.actor_hides))
+    if cfg.history > 1:
+        from jaxtd3.envs.history import HistoryEnv
+
+        env = HistoryEnv(env, cfg.history)
+    return env

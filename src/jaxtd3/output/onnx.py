@@ -77,7 +77,8 @@ def build(
     helper, kind = onnx.helper, onnx.TensorProto.FLOAT
     graph = Graph(onnx, INPUT)
     if cfg.normalize_obs:
-        mean, var = (np.asarray(spec.actor_obs(x)) for x in agent_state.obs_stats[:2])
+        stats = agent_state.obs_stats
+        mean, var = (np.asarray(spec.actor_obs(spec.repeated(x))) for x in stats[:2])
         graph.then("Sub", mean)
         graph.then("Div", np.sqrt(var) + np.float32(0.01))
     write_actor(graph, agent_state.actor, cfg)
@@ -104,6 +105,7 @@ def describe(env_or_spec: BatchEnv | EnvSpec) -> dict[str, Any]:
     known: dict[str, Any] = {
         "env": spec.name,
         "obs_size": spec.obs_size,
+        "history": spec.history,
         "action_size": spec.action_size,
         "dt": spec.dt,
     }
@@ -140,7 +142,8 @@ def compare(
     agent = fast_td3(spec, replace(cfg, compute="f32"))  # what the parameters mean, unrounded
     stats = agent_state.obs_stats
     noise = np.random.default_rng(0).standard_normal((SAMPLES, spec.width), np.float32)
-    obs = np.asarray(stats.mean + np.sqrt(stats.var) * noise, np.float32)
+    mean, var = (np.asarray(spec.repeated(x)) for x in (stats.mean, stats.var))
+    obs = np.asarray(mean + np.sqrt(var) * noise, np.float32)
 
     @jax.jit
     def act(state: Any, obs: Array) -> Array:

@@ -64,7 +64,7 @@ def prioritized_replay(spec: EnvSpec, cfg: ReplayConfig, axis_name: str | None =
 
     return Replay(
         init=lambda num_envs: init(spec, cfg, num_envs),
-        add=lambda state, tr: add(state, tr, cfg),
+        add=lambda state, tr: add(state, tr, spec, cfg),
         sample=lambda state, key, gamma, weights=None: sample(
             state, key, gamma, spec, cfg, weights, axis_name
         ),
@@ -120,23 +120,27 @@ def sum_rows(state: PrioritizedState, row: Array) -> PrioritizedState:
     )
 
 
-def available(ring: ReplayState, cfg: ReplayConfig) -> tuple[Array, Array]:
+def available(ring: ReplayState, spec: EnvSpec, cfg: ReplayConfig) -> tuple[Array, Array]:
     """(row, whether there is one) of the newest slab that may be drawn."""
     length = ring.obs.shape[0]
     behind = 1 if cfg.store_next_obs else 2
-    return (ring.head - behind) % length, ring.size >= behind
+    return (ring.head - behind) % length, uniform.num_starts(ring, spec, cfg) > 0
 
 
-def add(state: PrioritizedState, tr: Transition, cfg: ReplayConfig) -> PrioritizedState:
+def add(
+    state: PrioritizedState, tr: Transition, spec: EnvSpec, cfg: ReplayConfig
+) -> PrioritizedState:
     """Write one slab; the one that thereby may be drawn gets the largest priority so far."""
-    head = state.ring.head
+    lost = state.ring.head  # no start any more
+    if spec.history > 1:
+        lost = (lost + spec.history - 1) % cfg.length
     ring = uniform.add(state.ring, tr, store_next_obs=cfg.store_next_obs)
-    row, exists = available(ring, cfg)
+    row, exists = available(ring, spec, cfg)
     valid = jax.lax.dynamic_index_in_dim(ring.end, row, 0, keepdims=False) != INVALID
     p = write_row(state.p, row, jnp.where(valid & exists & summed(state), state.top, 0.0))
-    if not cfg.store_next_obs:
-        p = write_row(p, head, jnp.zeros(p.shape[1]))
-    state = sum_rows(sum_rows(state.replace(ring=ring, p=p), row), head)
+    if not cfg.store_next_obs or spec.history > 1:
+        p = write_row(p, lost, jnp.zeros(p.shape[1]))
+    state = sum_rows(sum_rows(state.replace(ring=ring, p=p), row), lost)
     return state.replace(age=state.age + 1)
 
 
@@ -148,9 +152,9 @@ def fresh(
     weights: Array | None = None,
 ) -> Batch:
     """The windows that the last `add` made available, one per environment."""
-    row, exists = available(state.ring, cfg)
+    row, exists = available(state.ring, spec, cfg)
     env = jnp.arange(state.p.shape[1])
-    newest = jnp.maximum(uniform.num_starts(state.ring, cfg) - 1, 0)
+    newest = jnp.maximum(uniform.num_starts(state.ring, spec, cfg) - 1, 0) + (spec.history - 1)
     offset = jnp.full(env.shape, newest)
     batch = uniform.windows(state.ring, offset, env, gamma, spec, cfg, weights)
     rows = jnp.full(env.shape, row)

@@ -13,6 +13,10 @@ An environment truncates at most once per `episode_length` steps, so a side ring
 `ceil(T / L) + 2` rows is exact. Windows of n steps are built when sampling and end at the first of:
 n steps, an episode end, the step before a quarantined one, the newest slab.
 
+An actor that sees its last K observations (`EnvSpec.history`) costs no further byte: the newest one
+is stored, and the window is gathered from the rows before it, back to the first of its episode,
+which is repeated from there on. The K - 1 oldest slabs are no starts: what came before is gone.
+
 With `store_terms` the ring keeps the raw reward terms instead of the reward: what is sampled is
 rewarded under the weights that sampling is given, so all past data count when they change.
 
@@ -62,6 +66,8 @@ def make_replay(spec: EnvSpec, cfg: ReplayConfig, axis_name: str | None = None) 
 
     `axis_name` names the mapped axis over which priorities are normalised, if any.
     """
+    if cfg.length <= spec.history:
+        raise ValueError(f"length={cfg.length} is too short for history={spec.history}")
     if not cfg.store_next_obs and side_rows(spec, cfg) > 2**16:
         raise ValueError(
             f"episode_length={spec.episode_length} is too short for length={cfg.length}: "
@@ -80,7 +86,7 @@ def make_replay(spec: EnvSpec, cfg: ReplayConfig, axis_name: str | None = None) 
         from jaxtd3.replay.prioritized import prioritized_replay  # it builds upon this module
 
         replay = prioritized_replay(spec, cfg, axis_name)
-    return symmetric(replay, cfg.symmetry, spec.name, spec.order)
+    return symmetric(replay, cfg.symmetry, spec)
 
 
 def init(spec: EnvSpec, cfg: ReplayConfig, num_envs: int) -> ReplayState:
@@ -92,12 +98,12 @@ def init(spec: EnvSpec, cfg: ReplayConfig, num_envs: int) -> ReplayState:
     if cfg.store_terms:
         kept = {"terms": jnp.zeros((t, e, len(spec.reward_terms)))}
     return ReplayState(
-        obs=jnp.zeros((t, e, spec.width), store),
+        obs=jnp.zeros((t, e, spec.frame_width), store),
         action=jnp.zeros((t, e, spec.action_size), store),
         reward=jnp.zeros((1, 1) if cfg.store_terms else (t, e), jnp.float32),
         end=jnp.zeros((t, e), jnp.uint8),
         slot=jnp.zeros(slots, jnp.uint16),
-        final_obs=jnp.zeros((side_rows(spec, cfg), e, spec.width), store),
+        final_obs=jnp.zeros((side_rows(spec, cfg), e, spec.frame_width), store),
         next_slot=jnp.zeros((e,), jnp.int32),
         head=jnp.zeros((), jnp.int32),
         size=jnp.zeros((), jnp.int32),
@@ -117,7 +123,7 @@ def bytes_per_transition(spec: EnvSpec, cfg: ReplayConfig, num_envs: int) -> flo
 
 def add(state: ReplayState, tr: Transition, store_next_obs: bool = False) -> ReplayState:
     """Write one slab `[E, ...]` at the head."""
-    length, num_envs, _ = state.obs.shape
+    length, num_envs, width = state.obs.shape
     chex.assert_shape(tr.reward, (num_envs,))
     head = state.head
 
@@ -128,7 +134,8 @@ def add(state: ReplayState, tr: Transition, store_next_obs: bool = False) -> Rep
     truncated = tr.truncated & valid
     end = jnp.where(tr.terminated, TERMINATED, jnp.where(truncated, TRUNCATED, RUNNING))
     end = jnp.where(valid, end, INVALID)
-    final_obs = jnp.where(valid[:, None], tr.final_obs, 0.0)
+    obs, final_obs = newest(tr.obs, width), newest(tr.final_obs, width)
+    final_obs = jnp.where(valid[:, None], final_obs, 0.0)
     slot, next_slot = state.slot, state.next_slot
     if store_next_obs:
         finals = write(state.final_obs, final_obs)
@@ -145,7 +152,7 @@ def add(state: ReplayState, tr: Transition, store_next_obs: bool = False) -> Rep
     else:
         label = {"terms": write(state.terms, jnp.where(valid[:, None], tr.terms, 0.0))}
     return state.replace(
-        obs=write(state.obs, tr.obs),
+        obs=write(state.obs, obs),
         action=write(state.action, tr.action),
         **label,
         end=write(state.end, end),
@@ -155,6 +162,11 @@ def add(state: ReplayState, tr: Transition, store_next_obs: bool = False) -> Rep
         head=(head + 1) % length,
         size=jnp.minimum(state.size + 1, length),
     )
+
+
+def newest(obs: Array, width: int) -> Array:
+    """The last numbers of flat observations, which are the newest of a window: [E, width]."""
+    return obs if obs.shape[1] == width else obs[:, obs.shape[1] - width :]
 
 
 def reward_at(
@@ -179,15 +191,16 @@ def sample(
     num_envs = state.obs.shape[1]
     key_age, key_env = jax.random.split(key)
     shape = (cfg.batch_size,)
-    starts = jnp.maximum(num_starts(state, cfg), 1)
-    offset = jax.random.randint(key_age, shape, 0, starts)
+    starts = jnp.maximum(num_starts(state, spec, cfg), 1)
+    offset = jax.random.randint(key_age, shape, 0, starts) + (spec.history - 1)
     env = jax.random.randint(key_env, shape, 0, num_envs)
     return windows(state, offset, env, gamma, spec, cfg, weights)
 
 
-def num_starts(state: ReplayState, cfg: ReplayConfig) -> Array:
-    """How many slabs a window may start in: the newest has no successor yet."""
-    return state.size if cfg.store_next_obs else state.size - 1
+def num_starts(state: ReplayState, spec: EnvSpec, cfg: ReplayConfig) -> Array:
+    """How many slabs a window may start in: the newest has no successor yet, the `history - 1`
+    oldest have lost what was observed before them."""
+    return state.size - (spec.history - 1) - (0 if cfg.store_next_obs else 1)
 
 
 def windows(
@@ -232,11 +245,30 @@ def windows(
             state.final_obs[side.astype(jnp.int32), env],
             state.obs[row(steps), env],
         )
+    obs = state.obs[row(0), env]
+    if spec.history > 1:
+
+        def rows_until(ahead: Array | int, count: int) -> list[Array]:
+            """Rows of `count` steps until one, oldest first; the first of its episode repeats."""
+            rows, same = [row(ahead)], jnp.ones(offset.shape, bool)
+            for j in range(1, count):
+                same &= state.end[row(ahead - j), env] == RUNNING
+                rows.append(jnp.where(same, row(ahead - j), rows[-1]))
+            return rows[::-1]
+
+        def with_past(rows: list[Array], last: Array) -> Array:
+            past = state.obs[jnp.stack(rows), env[None], : spec.frame_size]
+            return jnp.concatenate([*past, last], axis=1)
+
+        obs = with_past(rows_until(0, spec.history)[:-1], obs)
+        before = rows_until(jnp.maximum(steps - 1, 0), spec.history - 1)
+        next_obs = with_past(before, next_obs)
+
     bootstrap = last_end != TERMINATED
     if not cfg.bootstrap_truncated:
         bootstrap &= last_end != TRUNCATED
     return Batch(
-        obs=state.obs[row(0), env].astype(jnp.float32),
+        obs=obs.astype(jnp.float32),
         action=state.action[row(0), env].astype(jnp.float32),
         reward=reward,
         discount=jnp.where(bootstrap, gamma ** steps.astype(jnp.float32), 0.0),

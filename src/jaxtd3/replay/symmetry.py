@@ -5,14 +5,14 @@ A robot's mirror is found and checked in `envs/playground/mirror.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxtd3.core.types import Array, Batch, Replay
-from jaxtd3.envs.playground.mirror import Mirror, find_mirror, reflect, reordered
+from jaxtd3.core.types import Array, Batch, EnvSpec, Replay
+from jaxtd3.envs.playground.mirror import Mirror, as_seen, find_mirror, reflect
 
 
 def mirror_batch(mirror: Mirror, batch: Batch) -> Batch:
@@ -48,11 +48,11 @@ SYMMETRIES: dict[str, Callable[[Mirror, Batch, Array], Batch]] = {
 }
 
 
-def symmetric(replay: Replay, how: str, name: str, order: Sequence[int] = ()) -> Replay:
+def symmetric(replay: Replay, how: str, spec: EnvSpec) -> Replay:
     """A replay whose batches know left from right no more: `how` is off, or one of SYMMETRIES."""
     if how == "off":
         return replay
-    mirror, change = reordered(find_mirror(name), order), SYMMETRIES[how]
+    mirror, change = as_seen(find_mirror(spec.name), spec), SYMMETRIES[how]
 
     def sample(state: Any, key: Array, gamma: Array, weights: Array | None = None) -> Batch:
         key_sample, key_coin = jax.random.split(key)

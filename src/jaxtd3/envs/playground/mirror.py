@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxtd3.core.types import Array, EnvStep
+from jaxtd3.core.types import Array, EnvSpec, EnvStep
 from jaxtd3.envs.playground.layout import OBSERVED, PRIVILEGED
 from jaxtd3.errors import UserError
 
@@ -182,17 +182,21 @@ def mirror_of(env: Any) -> Mirror | None:
     """The unchecked mirror image of an environment, to measure with; None where none is known."""
     if env.spec.name not in ROBOTS:
         return None
-    return reordered(read_mirror(getattr(env, "whole", env)), env.spec.order)
+    return as_seen(read_mirror(getattr(env, "whole", env)), env.spec)
 
 
-def reordered(mirror: Mirror, order: Sequence[int]) -> Mirror:
-    """The mirror image of an observation whose numbers stand in another order (`EnvSpec.order`)."""
-    if not len(order):
-        return mirror
-    places = np.asarray(order)
-    back = np.argsort(places)
-    obs = Reflection(back[mirror.obs.perm[places]], mirror.obs.sign[places])
-    labels = tuple(mirror.labels[i] for i in places)
+def as_seen(mirror: Mirror, spec: EnvSpec) -> Mirror:
+    """The mirror image of an environment's own observation as that of the learner's: reordered
+    (`EnvSpec.order`), each of a window for itself (`EnvSpec.history`)."""
+    obs, labels = mirror.obs, mirror.labels
+    if spec.order:
+        places = np.asarray(spec.order)
+        obs = Reflection(np.argsort(places)[obs.perm[places]], obs.sign[places])
+        labels = tuple(labels[i] for i in places)
+    if spec.history > 1:
+        size, older = spec.frame_size, spec.history - 1
+        frame = Reflection(obs.perm[:size], obs.sign[:size])
+        obs, labels = join([*[frame] * older, obs]), (*labels[:size] * older, *labels)
     return mirror._replace(obs=obs, labels=labels)
 
 
