@@ -294,7 +294,7 @@ SEAM = ("seam", "rows")
 def lines(result: Mapping[str, Any]) -> list[str]:
     """The comparison as a table for people."""
 
-    def told(value: Range, form: str) -> str:
+    def ranged(value: Range, form: str) -> str:
         low, high = format(value["low"], form), format(value["high"], form)
         return f"{format(value['median'], form):>12}  ({low} .. {high})"
 
@@ -307,14 +307,14 @@ def lines(result: Mapping[str, Any]) -> list[str]:
     for name, value in result["env_steps_per_second"].items():
         seconds = result["compile_seconds"].get(name)
         compiled = "" if seconds is None else f"{seconds:9.1f}"
-        body.append(f"{LABELS.get(name, name):<20}{told(value, ',.0f'):<40}{compiled}".rstrip())
+        body.append(f"{LABELS.get(name, name):<20}{ranged(value, ',.0f'):<40}{compiled}".rstrip())
     for name, error in result["errors"].items():
         body.append(f"{LABELS[name]:<20}cannot run: {error}")
     for name, value in result["ratios"].items():
         first, other = name.split("_over_")
-        body.append(f"{f'{first} / {LABELS.get(other, other)}':<20}{told(value, '.2f')}")
+        body.append(f"{f'{first} / {LABELS.get(other, other)}':<20}{ranged(value, '.2f')}")
     if result["callback"]:
         seam, copies = (result["callback"][f"{name}_us"] for name in SEAM)
-        body.append(f"{'the call alone, us':<20}{told(seam, '.1f')}")
-        body.append(f"{'its copies, us':<20}{told(copies, '.1f')}")
+        body.append(f"{'the call alone, us':<20}{ranged(seam, '.1f')}")
+        body.append(f"{'its copies, us':<20}{ranged(copies, '.1f')}")
     return body

@@ -14,10 +14,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxtd3.agent.td3 import fast_td3
 from jaxtd3.config.config import Config
+from jaxtd3.config.sections import EnvConfig
 from jaxtd3.core import sharding
 from jaxtd3.core.types import Agent, Array, BatchEnv, Metrics, Replay, TrainState
 from jaxtd3.envs import make_env
@@ -49,6 +51,27 @@ def pool_key(seed: int, iteration: int) -> Array:
     return jax.random.fold_in(run_keys(seed).refresh, iteration)
 
 
+def refresh_pool(
+    refresh: Callable[[Any, Array], Any], state: TrainState, iteration: int, seed: int | list[int]
+) -> TrainState:
+    """The state with a new reset pool, as every chunk but the first begins with one.
+
+    `refresh(env_state, key)`; of a population, a list of seeds, it takes a key of every member.
+    """
+    if not iteration:
+        return state
+    if isinstance(seed, int):
+        return state.replace(env=refresh(state.env, pool_key(seed, iteration)))
+    keys = jnp.stack([pool_key(one, iteration) for one in seed])
+    return state.replace(env=refresh(state.env, keys))
+
+
+def make_envs(config: EnvConfig, mesh: Mesh | None = None) -> tuple[BatchEnv, BatchEnv]:
+    """Those that a run trains in, and those of its evaluations: without pushes and the like."""
+    env, quiet = make_env(config, mesh), undisturbed(config)
+    return env, env if quiet == config else make_env(quiet, mesh)
+
+
 class Program(NamedTuple):
     """A run's parts, and how they go on together."""
 
@@ -69,11 +92,8 @@ class Program(NamedTuple):
         return self.fns.init(run_keys(self.config.run.seed).init)
 
     def refresh(self, state: TrainState, iteration: int) -> TrainState:
-        """The state with a new reset pool, as every chunk but the first begins with one."""
-        if not iteration:
-            return state
-        key = pool_key(self.config.run.seed, iteration)
-        return state.replace(env=self.env.refresh(state.env, key))
+        """The state as the chunk after `iteration` begins with it."""
+        return refresh_pool(self.env.refresh, state, iteration, self.config.run.seed)
 
     def advance(
         self, state: TrainState, chunk: StepFn | None = None, iteration: int | None = None
@@ -90,9 +110,7 @@ def build(config: Config) -> Program:
     try:
         mesh = sharding.make_mesh(config.run.devices)
         sharding.share(config.env.num_envs, mesh, "num_envs")
-        env = make_env(config.env, mesh)
-        quiet = undisturbed(config.env)
-        eval_env = env if quiet == config.env else make_env(quiet, mesh)
+        env, eval_env = make_envs(config.env, mesh)
         sync = config.loop.sync_every
         agent = fast_td3(env.spec, config.agent, sharding.AXIS, learn_apart=sync > 1)
         if sync > 1:

@@ -16,15 +16,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxtd3 import durable
 from jaxtd3.agent.td3 import fast_td3
 from jaxtd3.config.config import Config
 from jaxtd3.core.types import Agent, BatchEnv, Replay, TrainState
-from jaxtd3.envs import make_env
-from jaxtd3.envs.batch import reward_weights, undisturbed
+from jaxtd3.envs.batch import reward_weights
 from jaxtd3.envs.metrics import Metric, metrics_of
 from jaxtd3.errors import UserError
 from jaxtd3.loop.chunk import make_chunk
@@ -36,7 +34,7 @@ from jaxtd3.output.rundir import CONFIG_FILE, METRICS_FILE
 from jaxtd3.replay.ring import make_replay
 from jaxtd3.run import artifacts, memory
 from jaxtd3.run.checkpoint import CheckpointStore
-from jaxtd3.run.program import pool_key, run_keys
+from jaxtd3.run.program import make_envs, refresh_pool, run_keys
 from jaxtd3.run.progress import Progress, duration
 from jaxtd3.run.rollout import make_measure
 from jaxtd3.run.signals import StopSignals
@@ -63,9 +61,7 @@ class SweepProgram(NamedTuple):
 def build(config: Config, extra: dict[str, Metric]) -> SweepProgram:
     """Load and bind the parts; a setting that does not fit them is the user's error."""
     try:
-        env = make_env(config.env)
-        quiet = undisturbed(config.env)
-        eval_env = env if quiet == config.env else make_env(quiet)
+        env, eval_env = make_envs(config.env)
         agent = fast_td3(env.spec, config.agent)
         replay = make_replay(env.spec, config.replay)
     except ValueError as error:
@@ -171,9 +167,8 @@ class Waves:
         """One chunk of every member, and a row for each; measured where it is due."""
         run, before = self.program.config.run, self.clock["train"]
         with self.clock("train"):
-            if iteration:  # the first pool is fresh
-                keys = jnp.stack([pool_key(c.run.seed, iteration) for c in configs])
-                state = state.replace(env=self.refresh(state.env, keys))
+            seeds = [config.run.seed for config in configs]
+            state = refresh_pool(self.refresh, state, iteration, seeds)
             state, metrics = self.compiled(state)  # type: ignore[misc]
             metrics = jax.device_get(metrics)
         iteration += run.log_every
