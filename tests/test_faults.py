@@ -307,7 +307,7 @@ def test_the_best_is_kept_though_it_fell_between_two_saves(session, tmp_path, re
         (1e9, 20, 0, ["report"]),  # at the end alone
         (0.0, 0, 0, ["report"] * 4),  # after each evaluation
         (0.0, 1e9, 0, ["report"] * 2),
-        (1e9, 20, 15, ["film", "report", "report"]),  # every whole chunks: after 20 of 40
+        (1e9, 1e9, 15, ["film", "report", "report"]),  # every whole chunks: after 20 of 40
     ],
 )
 def test_a_run_can_be_watched(session, monkeypatch, first, pause, every, made):

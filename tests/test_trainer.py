@@ -445,6 +445,9 @@ def test_members_of_a_sweep_are_one_group(tmp_path, monkeypatch):
     log.write({"iteration": 1, "eval/return": 2.0})
     log.close({"tracking_error": 0.5}, None)
     (file,) = tmp_path.rglob("offline-run*/*.wandb")
+    deadline = time.monotonic() + 120  # a process of wandb's own writes it, when it comes to it
+    while b"walking-weights" not in file.read_bytes() and time.monotonic() < deadline:
+        time.sleep(0.1)
     assert b"walking-weights" in file.read_bytes()
 
 
