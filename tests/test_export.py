@@ -90,6 +90,7 @@ def test_metadata(tmp_path):
     assert props["run"] == "a"
     assert {k: json.loads(v) for k, v in props.items() if k not in ("env", "run")} == {
         "obs_size": 5,
+        "history": 1,
         "action_size": 1,
         "dt": 0.01,
         "actuator_names": ["slide"],
