@@ -101,9 +101,17 @@ MOST_LINES = 13_000  # of what stood here before the packages did, commit 8694a7
 ADDED = {
     "": ["deploy", "new", "play"],
     "bench": ["physics.py"],
-    "cli": ["new.py", "play.py", "robustness.py"],
+    "cli": ["new.py", "play.py", "recipe.py", "robustness.py"],
     "envs": ["physics", "balance.py", "brax.py", "checks.py", "gymnasium.py", "gymnax.py"],
-    "envs/": ["hidden.py", "robot.py", "source.py", "tables.py", "task.py", "view.py"],
+    "envs/": [
+        "hidden.py",
+        "history.py",
+        "robot.py",
+        "source.py",
+        "tables.py",
+        "task.py",
+        "view.py",
+    ],
     "envs/playground": ["bounds.py", "layout.py", "mirror.py"],
     "replay": ["symmetry.py"],
     "run": ["policy.py"],
@@ -115,9 +123,12 @@ GROWN = {
     "cli/policy.py": 98,
     "run/session.py": 54,
     "envs/metrics.py": 50,
-    "config/presets.py": 40,
+    "config/presets.py": 96,
     "config/sections.py": 33,
     "run/artifacts.py": 21,
+    "cli/train.py": 41,
+    "replay/ring.py": 32,
+    "core/types.py": 24,
 }
 
 
