@@ -15,9 +15,18 @@ import numpy as np
 import pytest
 
 import jaxtd3
+from jaxtd3.config.sections import LoopConfig
 from jaxtd3.core.tracing import flat_vmap
+from jaxtd3.core.types import EnvSpec
 from jaxtd3.loop.population import TRACED, make_population, take_member, with_members
-from jaxtd3.loop.schedule import Progress, following_length, growing_penalties, survival
+from jaxtd3.loop.schedule import (
+    Progress,
+    following_length,
+    growing_penalties,
+    make_schedule,
+    moving_weights,
+    survival,
+)
 
 TINY = {
     "num_envs": 4,
@@ -280,6 +289,38 @@ def test_curriculum_that_follows_the_length_of_episodes():
     assert survival(jnp.array([90, 90]), 100, None) == 1.0
     with pytest.raises(ValueError, match="only one of them"):
         config(curriculum=5, curriculum_length=True)
+
+
+def test_curriculum_from_weights_of_the_beginning():
+    terms = ("alive", "pose", "tracking")
+    weights = jnp.array([10.0, -12.0, 1.0])
+    schedule = moving_weights(terms, {"pose": -4.0, "alive": 2.0}, 10)
+    for iteration, expected in (
+        (0, [2.0, -4.0, 1.0]),
+        (5, [2.0, -4.0, 1.0]),
+        (8, [6.8, -8.8, 1.0]),
+        (10, [10.0, -12.0, 1.0]),
+        (99, [10.0, -12.0, 1.0]),
+    ):
+        now = schedule(weights, Progress(jnp.int32(iteration), jnp.float32(0)))
+        np.testing.assert_allclose(now, expected, rtol=1e-6)
+    with pytest.raises(ValueError, match="did you mean 'pose'"):
+        moving_weights(terms, {"pos": 1.0}, 10)
+    with pytest.raises(ValueError, match="curriculum_weights needs curriculum"):
+        config(curriculum_weights={"angle": -4.0})
+    # both courses, one after the other
+    spec = EnvSpec("x", 1, 1, 100, reward_terms=terms, default_weights=(10.0, -12.0, 1.0))
+    loop = LoopConfig(
+        curriculum=10,
+        curriculum_weights={"pose": -4.0},
+        curriculum_length=True,
+        curriculum_alive=0.5,
+    )
+    both = make_schedule(loop, spec)
+    now = both(weights, Progress(jnp.int32(0), jnp.float32(0)))
+    np.testing.assert_allclose(now, [10.0, -2.0, 1.0], rtol=1e-6)
+    now = both(weights, Progress(jnp.int32(10), jnp.float32(1)))
+    np.testing.assert_allclose(now, [5.0, -12.0, 1.0], rtol=1e-6)
 
 
 def test_curriculum_rewards_all_data_under_the_weights_of_now():

@@ -12,7 +12,10 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 from jaxtd3.config.sections import SECTIONS
 from jaxtd3.errors import UserError, nearest
 
-HIDDEN = {"env": ("name", "weights", "source_sha256")}  # --env and --reward stand for them
+HIDDEN = {  # --env, --reward and --reward-first stand for them
+    "env": ("name", "weights", "source_sha256"),
+    "loop": ("curriculum_weights",),
+}
 TITLES = {"env": "environment", "agent": "learner"}  # of the groups in --help, where they differ
 
 T = TypeVar("T")

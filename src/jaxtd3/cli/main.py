@@ -73,6 +73,12 @@ class Train(Start):
         shown("TERM=VALUE ..."),
     ] = ()
     """Weights of reward terms, as `jaxtd3 envs --env NAME` lists them."""
+    reward_first: Annotated[
+        tuple[tuple[str, ...], ...],
+        tyro.conf.UseAppendAction,
+        shown("TERM=VALUE ..."),
+    ] = ()
+    """Weights for the first half of --curriculum iterations; they move to --reward's then."""
     reward_preset: Name = None
     """Reward weights to start from: default or tuned."""
     per_device: Switch = False

@@ -111,12 +111,13 @@ def check_arguments(args: Train, given: Mapping[str, Any]) -> None:
         raise UserError(f"--video-every {args.video_every} is negative")
     check_recipe(args)
     parse_rewards(args.reward)
+    parse_rewards(args.reward_first, "--reward-first")
     if args.reward_preset not in (None, "default", "tuned"):
         raise UserError(nearest("reward preset", args.reward_preset, ("default", "tuned")))
     require_loggers(args.wandb, args.tensorboard)
 
 
-def parse_rewards(groups: Iterable[Iterable[str]]) -> dict[str, float]:
+def parse_rewards(groups: Iterable[Iterable[str]], flag: str = "--reward") -> dict[str, float]:
     """{'energy': -1e-4} of 'energy=-1e-4'."""
     weights = {}
     for text in (text for group in groups for text in group):
@@ -124,9 +125,9 @@ def parse_rewards(groups: Iterable[Iterable[str]]) -> dict[str, float]:
         try:
             weights[term] = float(value)
         except ValueError:
-            raise UserError(f"--reward {text}: write TERM=VALUE, as in energy=-0.001") from None
+            raise UserError(f"{flag} {text}: write TERM=VALUE, as in energy=-0.001") from None
         if not term or not equals or not math.isfinite(weights[term]):
-            raise UserError(f"--reward {text}: the value of {term!r} is not finite")
+            raise UserError(f"{flag} {text}: the value of {term!r} is not finite")
     return weights
 
 
@@ -157,7 +158,10 @@ def settings(args: Train, given: Mapping[str, Any]) -> tuple[Config, list[str]]:
     weights = config.env.weights
     if args.reward_preset is not None:
         weights = tuned_reward(env) if args.reward_preset == "tuned" else {}
-    config = config.override({"weights": {**weights, **parse_rewards(args.reward)}})
+    asked = parse_rewards(args.reward)
+    first = {k: v for k, v in config.loop.curriculum_weights.items() if k not in asked}
+    first |= parse_rewards(args.reward_first, "--reward-first")
+    config = config.override({"weights": {**weights, **asked}, "curriculum_weights": first})
     config, notes = whole_chunks(dataclasses.replace(config, env=with_physics(config.env)))
     if args.per_device:
         config, more = scaled(config)

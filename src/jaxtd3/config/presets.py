@@ -127,6 +127,17 @@ HUMANOID_REWARDS: Mapping[str, float] = {
     "torques": -1e-3,
 }
 
+# In the beginning the feet's phase counts more and the pose less: a robot that learned to stand in
+# the right pose does not step any more.
+STEPS_FIRST: Mapping[str, float] = {
+    "tracking_lin_vel": 5.0,
+    "tracking_ang_vel": 5.0,
+    "feet_phase": 15.0,
+    "pose": -5.0,
+    "joint_deviation_hip": -0.5,
+    "joint_deviation_knee": -0.5,
+}
+
 # Patterns are matched against `suite/env`, the suites being locomotion, manipulation, dm_control
 # and own. All rows that match apply, in order.
 
@@ -248,6 +259,8 @@ PROFILES: dict[str, list[tuple[str, Changes]]] = {
             "locomotion/[GT]1Joystick*",
             {
                 "weights": HUMANOID_REWARDS,
+                "curriculum": 9_000,
+                "curriculum_weights": STEPS_FIRST,
                 "curriculum_length": True,
                 "curriculum_alive": 0.2,
                 "store_terms": True,
@@ -284,6 +297,7 @@ PROFILES: dict[str, list[tuple[str, Changes]]] = {
                     "joint_deviation_hip": -2.5,
                     "stand_still": -6.0,
                 },
+                "curriculum_weights": {**STEPS_FIRST, "pose": -2.0, "stand_still": -3.0},
             },
         ),
         ("dm_control/Cheetah*", {"iterations": 6_000, "cdq": False}),

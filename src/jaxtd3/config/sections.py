@@ -480,6 +480,13 @@ class LoopConfig:
         "Iterations over which reward terms of negative weight grow from nothing to their full "
         "weight (0: full from the start).",
     )
+    curriculum_weights: Mapping[str, float] = field(
+        default_factory=dict,
+        metadata=about(
+            "Reward weights for the first half of the `curriculum` iterations; in the second half "
+            "they move to those of the run. Penalties do not grow then."
+        ),
+    )
     curriculum_length: bool = setting(
         False,
         "Reward weights follow the length of the episodes: penalties grow from half to their "
@@ -506,7 +513,9 @@ class LoopConfig:
             raise ValueError(f"sync_every={self.sync_every} is below 1")
         if self.curriculum < 0:
             raise ValueError(f"curriculum={self.curriculum} is negative")
-        if self.curriculum and self.curriculum_length:
+        if self.curriculum_weights and not self.curriculum:
+            raise ValueError("curriculum_weights needs curriculum, the iterations it takes")
+        if self.curriculum and self.curriculum_length and not self.curriculum_weights:
             raise ValueError("curriculum and curriculum_length: only one of them")
         if not 0 <= self.curriculum_alive <= 1:
             raise ValueError(f"curriculum_alive={self.curriculum_alive} is not between 0 and 1")
