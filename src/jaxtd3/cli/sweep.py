@@ -126,6 +126,8 @@ def decide(
         train = replace(train, env=saved.config.env.name)
     space = read_space(args.grid, args.random, args.seeds, args.optuna, args.points)
     config, notes = settings(train, given)
+    first = {k: v for k, v in config.loop.curriculum_weights.items() if k not in space.names}
+    config = config.override({"curriculum_weights": first})  # what is compared counts throughout
     if config.run.best != "return":
         raise UserError("a sweep ranks its members by --metric: give --best return")
     if "eval_every" not in given and args.config is None:

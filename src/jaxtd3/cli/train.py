@@ -275,6 +275,9 @@ def describe(config: Config) -> list[str]:
     limit = f" or {run.max_time:g} s" if run.max_time else ""
     changed = ", ".join(f"{term} {weight:g}" for term, weight in env.weights.items())
     reward = [f"reward weights: {changed} (evaluations use the environment's own)"]
+    if loop.curriculum_weights:
+        first = ", ".join(f"{term} {weight:g}" for term, weight in loop.curriculum_weights.items())
+        reward.append(f"until iteration {loop.curriculum // 2:,}: {first}; then slowly as above")
     return [
         f"{env.name}: {config.algo}, profile {config.profile}, seed {run.seed}, "
         f"{run.iterations:,} iterations{limit}",
