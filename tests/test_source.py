@@ -190,6 +190,25 @@ def test_playground_environments_of_ones_own(tmp_path):
         make_env(EnvConfig(f"{path}:TestCartpol", num_envs=2))
 
 
+SHORT = (
+    "--iterations 4 --num-envs 4 --length 16 --batch-size 8 --critic-updates 1 --policy-updates 1 "
+    "--warmup 8 --critic-hidden 16 --actor-hidden 16 --log-every 4 --eval-every 0 "
+    "--eval-episodes 2 --checkpoint-every 0 --no-video --quiet"
+)
+
+
+def test_playground_environments_of_ones_own_train(tmp_path):
+    name = f"{write(tmp_path, PLAYGROUND, 'registers.py')}:TestsCartpole"
+    run = tmp_path / "run"
+    flags = ["--impl", "native", "--run-dir", str(run), *SHORT.split()]
+    assert main(["train", "--env", name, *flags]) == 0
+    assert json.loads((run / "config.json").read_text())["env"]["name"] == name
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["iterations"] == 4
+    # the length that the file registers, not the 1000 steps of the class it stands on
+    assert summary["final_length"] == 77
+
+
 # --- mistakes -----------------------------------------------------------------------------------
 
 
@@ -367,7 +386,7 @@ def test_two_fake_devices(robot, tmp_path):
     import subprocess
 
     run = tmp_path / "run"
-    command = [sys.executable, "-m", "jaxtd3.cli.train", "--env", f"{robot}:Walk", "--devices", "2"]
+    command = [sys.executable, "-m", "jaxtd3.train", "--env", f"{robot}:Walk", "--devices", "2"]
     command += ["--run-dir", str(run), "--no-video", "--quiet"]
     done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ))
     assert done.returncode == 0, done.stderr[-2000:]
