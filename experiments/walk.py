@@ -109,6 +109,7 @@ def plot(runs: list[Run], machine: str, out: Path) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
     fig, axes = plt.subplots(len(runs), 2, figsize=(10, 3.4 * len(runs)), squeeze=False)
     for row, (env, rows) in zip(axes, runs, strict=True):
@@ -128,6 +129,9 @@ def plot(runs: list[Run], machine: str, out: Path) -> None:
                 x = [key / scale for key in points]
                 ax.plot(x, list(points.values()), "o", color=data.colour, label=f"{name}, {A100}")
             ax.set_xscale("log")
+            ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            ax.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+            ax.xaxis.set_minor_locator(NullLocator())
             ax.set_xlabel(unit)
             ax.set_ylabel("return, default reward")
             ax.grid(alpha=0.3)
