@@ -134,7 +134,7 @@ def test_round_trip_of_every_kind_of_leaf(tmp_path):
 def test_a_leaf_that_has_moved_is_found_under_its_old_name(tmp_path):
     store, weights = CheckpointStore(tmp_path), jnp.array([1.0, -2.0])
     save(store, {"env": {"weights": weights}}, 5)
-    got = store.restore(jax.eval_shape(lambda: {"weights": weights}))
+    got = restore(store, jax.eval_shape(lambda: {"weights": weights}))
     np.testing.assert_array_equal(got.state["weights"], weights)
 
 

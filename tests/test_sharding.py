@@ -163,7 +163,7 @@ def sharded_and_single_gradients():
     alone = jaxtd3.fast_td3(env.spec, cfg.agent)
     state = alone.init(jax.random.key(0))
     key = jax.random.key(1)
-    single, _ = jax.jit(partial(alone.update, policy=True))(state, batch, key)
+    single, *_ = jax.jit(partial(alone.update, policy=True))(state, batch, key)
     spread = jaxtd3.fast_td3(env.spec, cfg.agent, AXIS)
     mapped = jax.shard_map(
         partial(spread.update, policy=True),
@@ -172,7 +172,7 @@ def sharded_and_single_gradients():
         out_specs=WHOLE,
         check_vma=False,
     )
-    many, _ = jax.jit(mapped)(state, batch, key)
+    many, *_ = jax.jit(mapped)(state, batch, key)
     return gradients(many), gradients(single)
 
 
@@ -227,7 +227,7 @@ def test_bundles_learn_apart_and_meet_every_k_updates():
     apart = []
     for i in range(6):
         keys = jax.random.split(jax.random.key(i), 4)
-        state, _ = step(state, batch, keys)
+        state, *_ = step(state, batch, keys)
         leaves = jax.tree.leaves((state.critic, state.actor, state.critic_opt[0].mu))
         apart.append(max(float(jnp.abs(x - x[:1]).max()) for x in leaves))
     assert [d > 0 for d in apart] == [True, True, False, True, True, False]

@@ -358,12 +358,13 @@ def test_filming(trained, tmp_path):
     config, env, agent, state, *_ = load_trained(trained)
     model = render.model_of(env)
     assert model is not None
-    found = render.rollout(env, agent, state, jax.random.key(0), 5, command=(0.5, 0, 0))
+    keep = render.trajectory_fields
+    found = render.record(env, agent, state, jax.random.key(0), 5, keep, command=(0.5, 0, 0))
     assert found["qpos"].shape == (5, 15)
     if render.choose_gl() is None:
         pytest.skip("nothing to draw with")
     out = render.render_video(
-        env, agent, state, jax.random.key(0), tmp_path / "v.gif", 3, height=60, width=80
+        env, agent, state, jax.random.key(0), tmp_path / "v.gif", steps=3, height=60, width=80
     )
     assert out.stat().st_size > 500
 
