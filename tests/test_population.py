@@ -18,6 +18,7 @@ import jaxtd3
 from jaxtd3.config.sections import LoopConfig
 from jaxtd3.core.tracing import flat_vmap
 from jaxtd3.core.types import EnvSpec
+from jaxtd3.errors import UserError
 from jaxtd3.loop.population import TRACED, make_population, take_member, with_members
 from jaxtd3.loop.schedule import (
     Progress,
@@ -304,7 +305,7 @@ def test_curriculum_from_weights_of_the_beginning():
     ):
         now = schedule(weights, Progress(jnp.int32(iteration), jnp.float32(0)))
         np.testing.assert_allclose(now, expected, rtol=1e-6)
-    with pytest.raises(ValueError, match="did you mean 'pose'"):
+    with pytest.raises(UserError, match="did you mean 'pose'"):
         moving_weights(terms, {"pos": 1.0}, 10)
     with pytest.raises(ValueError, match="curriculum_weights needs curriculum"):
         config(curriculum_weights={"angle": -4.0})

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtd3.config.sections import LoopConfig
 from jaxtd3.core.sharding import mean_over
 from jaxtd3.core.types import Array, EnvSpec
-from jaxtd3.errors import nearest
+from jaxtd3.errors import UserError, nearest
 
 
 class Progress(NamedTuple):
@@ -42,7 +42,7 @@ def moving_weights(terms: tuple[str, ...], start: Mapping[str, float], iteration
     """Weights of `start` for half of `iterations`, then linearly to the run's own."""
     for name in start:
         if name not in terms:
-            raise ValueError(nearest("reward term", name, terms))
+            raise UserError(nearest("reward term", name, terms))
     changed = jnp.array([name in start for name in terms], bool)
     first = jnp.array([start.get(name, 0.0) for name in terms], jnp.float32)
 

@@ -20,6 +20,7 @@ import atexit
 import contextlib
 import ctypes
 import functools
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -102,6 +103,7 @@ class _Calls:
     """When the last call ended, and whether more are answered."""
 
     last, running, ended = -QUIET, 0, False
+    lock = threading.Lock()  # several devices call at once
 
 
 @atexit.register
@@ -168,7 +170,8 @@ def register(name: str, function: HostFunction) -> None:
                 return None
         if frame.stage != EXECUTE:
             return None
-        _Calls.running += 1
+        with _Calls.lock:
+            _Calls.running += 1
         try:
             if _Calls.ended:
                 raise InterruptedError("Python ends")
@@ -178,7 +181,8 @@ def register(name: str, function: HostFunction) -> None:
             args = _ErrorArgs(ctypes.sizeof(_ErrorArgs), None, text, INTERNAL)
             return frame.api.contents.create_error(ctypes.byref(args))
         finally:
-            _Calls.running, _Calls.last = _Calls.running - 1, time.monotonic()
+            with _Calls.lock:
+                _Calls.running, _Calls.last = _Calls.running - 1, time.monotonic()
         return None
 
     jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(handler), platform="cpu")
