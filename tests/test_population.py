@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.interpreters import batching
 
 import jaxtd3
 from jaxtd3.config.sections import LoopConfig
@@ -189,6 +190,44 @@ def test_flat_vmap_is_vmap():
     jax.tree.map(np.testing.assert_array_equal, first, shared)
     text = str(jax.make_jaxpr(jax.vmap(flat_vmap(step)))(state, action))
     assert "f32[15,2]" in text, "the physics batch is not flat"
+
+
+class Buffers(NamedTuple):
+    """As Warp's data: some arrays have an environment axis, others serve all of them."""
+
+    each: jax.Array
+    shared: jax.Array
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # `vmap` asks for it
+        return self.each.shape
+
+
+def test_flat_vmap_of_arrays_that_environments_share():
+    """Also where a shared array is as long as there are environments, and a member's own is not."""
+
+    def split(cont, _, x, axis):
+        return x._replace(each=cont(x.each, axis))
+
+    def join(cont, size, x, axis):
+        return x._replace(each=cont(size, x.each, axis))
+
+    batching.register_vmappable(Buffers, int, int, split, join, None)
+
+    def step(state, action):
+        return Buffers(state.each + action, state.shared), jnp.sum(action)
+
+    members, envs = 3, 5
+    single = Buffers(
+        jax.ShapeDtypeStruct((2,), jnp.float32), jax.ShapeDtypeStruct((envs,), jnp.float32)
+    )
+    action = jnp.arange(members * envs * 2.0).reshape(members, envs, 2)
+    state = Buffers(jnp.ones((members, envs, 2)), jnp.arange(5.0))
+    rule = flat_vmap(step, (single, jax.ShapeDtypeStruct((2,), jnp.float32)))
+    out, sums = jax.vmap(rule)(state, action)
+    np.testing.assert_array_equal(out.each, 1 + action)
+    np.testing.assert_array_equal(out.shared, state.shared)
+    np.testing.assert_array_equal(sums, action.sum(-1))
 
 
 @pytest.mark.slow

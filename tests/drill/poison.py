@@ -72,11 +72,10 @@ class Watched(Session):
     bad: list[str]
     last: TrainState
 
-    def chunk(self, compiled: Any, state: TrainState) -> tuple[TrainState, dict[str, Any]]:
-        state, row = super().chunk(compiled, state)
+    def chunk_row(self, state: TrainState, metrics: Any, health: Any) -> dict[str, Any]:
         self.bad = [*getattr(self, "bad", []), *not_finite({"replay": state.replay})]
         self.last = state
-        return state, row
+        return super().chunk_row(state, metrics, health)
 
 
 def watch(drill: Drill, env: str) -> tuple[Watched, dict[str, Any], float]:

@@ -45,29 +45,34 @@ def record(function: Callable[..., Any]) -> Callable[..., Any]:
     return replay
 
 
-def flat_vmap(function: Callable[..., Any]) -> Callable[..., Any]:
+def flat_vmap(function: Callable[..., Any], single: Any = None) -> Callable[..., Any]:
     """`jax.vmap(function)`; a further vmap over P calls it with `[P * E, ...]`, not `[P, E, ...]`.
 
     Physics engines know one batch axis (Warp) or are fastest with one (MJX); so P members of E
-    environments become P * E environments here, and only here.
+    environments become P * E environments here, and only here. `single`: shapes of the arguments
+    of ONE call, where some of their leaves have no environment axis (Warp shares some buffers).
     """
-    batched = jax.custom_batching.custom_vmap(record(jax.vmap(function)))
+    once = record(jax.vmap(function))
+    batched = jax.custom_batching.custom_vmap(once)
 
     @batched.def_vmap
     def rule(members: int, in_batched: Any, *args: Any) -> tuple[Any, Any]:
         args = spread(args, tuple(in_batched), members)
-        envs = jax.tree.leaves(args[-1])[0].shape[1]  # keys or actions
+        member = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), args)
+        one = single or jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), member)
 
-        def join(x: Array) -> Array:  # leaves without an environment axis are shared by all
-            return x.reshape(members * envs, *x.shape[2:]) if x.shape[1:2] == (envs,) else x[0]
+        def join(x: Array, one: Any) -> Array:
+            shared = x.ndim - 1 == one.ndim
+            return x[0] if shared else x.reshape(-1, *x.shape[2:])
 
-        def part(x: Array) -> Array:
-            if x.shape[:1] != (members * envs,):
-                return jnp.broadcast_to(x, (members, *x.shape))
-            return x.reshape(members, envs, *x.shape[1:])
+        def part(x: Array, alone: Any) -> Array:
+            return x if x.shape == alone.shape else x.reshape(members, *alone.shape)
 
-        out = jax.tree.map(part, batched(*jax.tree.map(join, args)))
-        return out, jax.tree.map(lambda _: True, out)
+        # What is as large as one member's own serves all members, and has no axis for them.
+        alone = jax.eval_shape(once, *member)
+        out = batched(*jax.tree.map(join, args, one))
+        own = jax.tree.map(lambda x, alone: x.shape != alone.shape, out, alone)
+        return jax.tree.map(part, out, alone), own
 
     return batched
 

@@ -60,6 +60,11 @@ def reward_weights(spec: EnvSpec, changes: Mapping[str, float]) -> Array:
 # there has no environment axis (Warp shares some buffers).
 
 
+def step_shapes(spec: EnvSpec, single: Any) -> tuple[Any, Any]:
+    """Shapes of the arguments of ONE environment's step."""
+    return single, jax.ShapeDtypeStruct((spec.action_size,), jnp.float32)
+
+
 def select_envs(mask: Array, new: Any, old: Any, single: Any) -> Any:
     """Whole states of `new` where `mask [E]`, else of `old`; what has no such axis is kept."""
 
@@ -141,11 +146,12 @@ def batch_env(env: Env, cfg: EnvConfig, mesh: Mesh | None = None) -> BatchEnv:
     if limit != spec.episode_length:
         spec = replace(spec, episode_length=limit)
     own = reward_weights(spec, cfg.weights)
-    physics, reset_some = flat_vmap(env.step), flat_vmap(env.reset)
+    reset_some = flat_vmap(env.reset)
     # one program for first states and every refill
     reset_all = jax.jit(over_envs(env.reset, mesh))
     pair = jax.eval_shape(env.reset, jax.random.key(0))  # (state, obs) of one environment
     single = pair[0]
+    physics = flat_vmap(env.step, step_shapes(spec, single))
 
     def init(key: Array) -> EnvState:
         key_first, key_pool, key_age = jax.random.split(key, 3)

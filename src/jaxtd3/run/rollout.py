@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 from jaxtd3.core.sharding import SPLIT, WHOLE, env_specs, over_envs
 from jaxtd3.core.tracing import flat_vmap
 from jaxtd3.core.types import Agent, Array, BatchEnv, Metrics
+from jaxtd3.envs.batch import step_shapes
 from jaxtd3.envs.metrics import TINY, Metric, MetricStep, metrics_of, ratio
 from jaxtd3.envs.playground.mirror import Mirror, mirror_of, reflect
 
@@ -35,7 +36,7 @@ def make_rollout(
     vmap it over the members of a population: they share one physics batch.
     """
     spec, single = env.env.spec, env.env  # the environment's own episode length
-    physics = flat_vmap(single.step)
+    physics = flat_vmap(single.step, step_shapes(spec, env.single))
 
     def pairs_of(step: MetricStep) -> Array:
         """Numerator and denominator of every metric, of one step of one environment: [M, 2]."""

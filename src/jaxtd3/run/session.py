@@ -28,6 +28,7 @@ from jaxtd3.output.rundir import CONFIG_FILE, METRICS_FILE, create_run_dir
 from jaxtd3.run import artifacts, memory, nonfinite
 from jaxtd3.run.arrays import preload
 from jaxtd3.run.checkpoint import CheckpointStore, RunLock, read_meta, restore_agent, restore_from
+from jaxtd3.run.chunks import Chunks
 from jaxtd3.run.program import Program, chunk_of, run_keys
 from jaxtd3.run.progress import Progress, duration
 from jaxtd3.run.signals import StopSignals
@@ -77,7 +78,8 @@ class Session:
         self.run_dir = run_dir.absolute()  # Orbax takes no other
         self.config = program.config
         self.clock, self.keys = Clock(), run_keys(program.config.run.seed)
-        self.iteration = self.skipped = 0
+        self.chunks = Chunks(program.config, self.clock)
+        self.skipped = 0
         self.rows: list[dict[str, Any]] = []  # those with an evaluation of trained weights
         self.first: float | None = None  # the return of the weights it began with
         self.saved: int | None = None
@@ -167,7 +169,7 @@ class Session:
         for line in found.skipped:
             self.ui.note(f"passed over {line}")
         self.clock.add(found.meta.get("clock"))
-        self.iteration = found.iteration
+        self.chunks.iteration = found.iteration
         fresh = found.state.env.cursor
         if fresh.shape != cursor.shape:  # every device begins its pool anew
             fresh = jnp.zeros(cursor.shape, cursor.dtype)
@@ -224,28 +226,46 @@ class Session:
 
     # --- during ---------------------------------------------------------------------------------
 
+    @property
+    def iteration(self) -> int:
+        return self.chunks.iteration
+
+    @property
+    def env_steps(self) -> int:
+        return self.chunks.env_steps
+
     def loop(self, compiled: Callable, state: TrainState, stop: StopSignals):
         """Chunks until something ends it: (state, status)."""
         run = self.config.run
         self.show()
         if run.eval_every and not self.iteration and self.first is None:
             self.begin_curve(state)
-        status = self.over(stop)
-        while status is None:
-            state, row = self.chunk(compiled, state)
-            status = "failed" if self.error else self.over(stop)
-            ended = status in ("completed", "time_limit")
-            best = False
-            if ended or (not self.error and self.due(run.eval_every)):
-                row |= self.evaluate(state)
-                best = self.is_best(row[self.measure]) and run.checkpoint_every > 0
-                self.rows.append(row)
-            self.write(row)
-            if not self.error and (status or best or self.due(run.checkpoint_every)):
-                self.save(state, row.get(self.measure))
-            if not status:
-                self.show_so_far(state, evaluated="eval/return" in row)
-        return state, status
+
+        def advance(state: TrainState, iteration: int) -> tuple[TrainState, Any]:
+            state, metrics = self.program.advance(state, compiled, iteration)
+            return state, (metrics, self.program.agent.health(state.agent))
+
+        def after(state: TrainState, found: Any) -> str | None:
+            row = self.chunk_row(state, *found)
+            return self.after_chunk(state, row, "failed" if self.error else self.over(stop))
+
+        return self.chunks.loop(advance, state, after, self.over(stop))
+
+    def after_chunk(self, state: TrainState, row: dict[str, Any], status: str | None) -> str | None:
+        """Evaluate, log, save and show what is due; the status, unchanged."""
+        run, due = self.config.run, self.chunks.due
+        ended = status in ("completed", "time_limit")
+        best = False
+        if ended or (not self.error and due(run.eval_every)):
+            row |= self.evaluate(state)
+            best = self.is_best(row[self.measure]) and run.checkpoint_every > 0
+            self.rows.append(row)
+        self.write(row)
+        if not self.error and (status or best or due(run.checkpoint_every)):
+            self.save(state, row.get(self.measure))
+        if not status:
+            self.show_so_far(state, evaluated="eval/return" in row)
+        return status
 
     def show_so_far(self, state: TrainState, evaluated: bool) -> None:
         """A film where one is due, and a report after an evaluation, so that a run can be watched.
@@ -253,7 +273,7 @@ class Session:
         Reports take no more than a twentieth of the run's time.
         """
         every = self.config.run.log_every
-        film = self.due(math.ceil(self.options.video_every / every) * every)
+        film = self.chunks.due(math.ceil(self.options.video_every / every) * every)
         begin = time.perf_counter()
         if not film and not (evaluated and begin >= self.next_report):
             return
@@ -282,45 +302,25 @@ class Session:
         done = [True, late, stop.asked, self.iteration >= run.iterations]
         return reasons[processes.highest(max(i for i, true in enumerate(done) if true))]
 
-    def due(self, every: int) -> bool:
-        return every > 0 and self.iteration % every == 0
-
-    def chunk(self, compiled: Callable, state: TrainState) -> tuple[TrainState, dict[str, Any]]:
-        """One chunk, one transfer, one row of metrics."""
-        before = self.clock["train"]
-        with self.clock("train"):
-            state, metrics = self.program.advance(state, compiled, self.iteration)
-            health = self.program.agent.health(state.agent)
-            metrics, health = jax.device_get((metrics, health))
-        self.iteration += self.config.run.log_every
+    def chunk_row(self, state: TrainState, metrics: Any, health: Any) -> dict[str, Any]:
+        """One chunk as a row; what it did wrong becomes the run's error."""
         row = artifacts.chunk_row({k: float(v) for k, v in metrics.items()})
         row["train/skipped"] = int(health.skipped) - self.skipped
         self.skipped = int(health.skipped)
-        length = self.config.run.log_every
-        lost = nonfinite.all_lost(row["env/quarantined"], self.steps_each * length, length)
+        length = self.chunks.length
+        steps = self.chunks.steps_each * length
+        lost = nonfinite.all_lost(row["env/quarantined"], steps, length)
         bad = nonfinite.reached(health, self.config.agent.max_bad_updates) or lost
         if bad is not None:
             self.error = f"{bad}; {self.store.last_good()}; {nonfinite.dump(self, state)}"
-        return state, self.times(self.clock["train"] - before) | row
+        return self.times() | row
 
-    @property
-    def steps_each(self) -> int:
-        """Environment steps of one iteration."""
-        return self.config.loop.collect_steps * self.config.env.num_envs
-
-    @property
-    def env_steps(self) -> int:
-        return self.iteration * self.steps_each
-
-    def times(self, spent: float | None = None) -> dict[str, Any]:
-        """What every row begins with; `spent` seconds were this chunk's, if there was one."""
-        rate = self.config.run.log_every / max(spent, 1e-9) if spent is not None else 0.0
+    def times(self) -> dict[str, Any]:
+        """What every row begins with."""
+        rate = self.chunks.rate
         return {
-            "iteration": self.iteration,
-            "env_steps": self.env_steps,
-            "seconds": self.clock["train"],
-            "compile_seconds": self.clock["compile"],
-            "time/env_steps_per_second": rate * self.steps_each,
+            **self.chunks.head(),
+            "time/env_steps_per_second": rate * self.chunks.steps_each,
             "time/iterations_per_second": rate,
             **{f"time/{name}": self.clock[name] for name in ("eval", "checkpoint", "other")},
         }

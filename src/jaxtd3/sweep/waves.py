@@ -34,6 +34,7 @@ from jaxtd3.output.rundir import CONFIG_FILE, METRICS_FILE
 from jaxtd3.replay.ring import make_replay
 from jaxtd3.run import artifacts, memory
 from jaxtd3.run.checkpoint import CheckpointStore
+from jaxtd3.run.chunks import Chunks
 from jaxtd3.run.program import make_envs, refresh_pool, run_keys
 from jaxtd3.run.progress import Progress, duration
 from jaxtd3.run.rollout import make_measure
@@ -151,59 +152,55 @@ class Waves:
         padded = [*configs, *[configs[-1]] * (self.size - len(configs))]
         if self.compiled is None:
             self.compile(padded)
+        chunks = Chunks(base, self.clock)
         rows: list[list[dict[str, Any]]] = [[] for _ in members]
         self.ui.update(stage=f"training wave {number + 1}")
         with self.clock("other"):
             state = self.init(padded)
-        for iteration in range(0, base.run.iterations, base.run.log_every):
-            if stop.asked:
-                return None
-            state = self.chunk(state, iteration, padded, rows)
+        seeds = [config.run.seed for config in padded]
+
+        def advance(state: TrainState, iteration: int) -> tuple[TrainState, Any]:
+            return self.compiled(refresh_pool(self.refresh, state, iteration, seeds))  # type: ignore[misc]
+
+        def after(state: TrainState, metrics: Any) -> str | None:
+            self.add_rows(chunks, state, metrics, rows)
+            if chunks.iteration >= base.run.iterations:
+                return "completed"
+            return "interrupted" if stop.asked else None
+
+        asked = "interrupted" if stop.asked else None
+        state, status = chunks.loop(advance, state, after, asked)
+        if status == "interrupted":
+            return None
         if self.traces != 1:
             raise RuntimeError(f"the training program was traced {self.traces} times, not once")
         return self.store(number, members, configs, state, rows)
 
-    def chunk(self, state: TrainState, iteration: int, configs: Sequence[Config], rows: Any) -> Any:
-        """One chunk of every member, and a row for each; measured where it is due."""
-        run, before = self.program.config.run, self.clock["train"]
-        with self.clock("train"):
-            seeds = [config.run.seed for config in configs]
-            state = refresh_pool(self.refresh, state, iteration, seeds)
-            state, metrics = self.compiled(state)  # type: ignore[misc]
-            metrics = jax.device_get(metrics)
-        iteration += run.log_every
+    def add_rows(self, chunks: Chunks, state: Any, metrics: Any, rows: Any) -> None:
+        """A chunk as a row of each member, measured where it is due."""
+        run = self.program.config.run
         found: dict[str, np.ndarray] = {}
-        every = run.eval_every
-        if iteration >= run.iterations or (every and iteration % every == 0):
+        if chunks.iteration >= run.iterations or chunks.due(run.eval_every):
             self.ui.update(stage="measuring")
             with self.clock("eval"):
                 key = run_keys(run.seed).evaluate  # the same episodes for all: a fair comparison
                 found = jax.device_get(self.measure(state.agent, state.weights, key))
-        steps = self.program.config.loop.collect_steps * self.program.config.env.num_envs
         for p, row in enumerate(rows):
-            head = {
-                "iteration": iteration,
-                "env_steps": iteration * steps,
-                "seconds": self.clock["train"],
-                "compile_seconds": self.clock["compile"],
-            }
             own = artifacts.chunk_row({k: float(v[p]) for k, v in metrics.items()})
-            row.append(head | own | {f"eval/{k}": float(v[p]) for k, v in found.items()})
-        self.show(self.clock["train"] - before, steps)
-        return state
+            row.append(chunks.head() | own | {f"eval/{k}": float(v[p]) for k, v in found.items()})
+        self.show(chunks)
 
-    def show(self, spent: float, steps: int) -> None:
+    def show(self, chunks: Chunks) -> None:
         """Tell the progress display."""
-        chunk = self.program.config.run.log_every
-        self.done += chunk
+        self.done += chunks.length
         work = self.clock["train"] + self.clock["eval"] + self.clock["other"]
         left = work / self.done * (self.total - self.done)
         self.ui.update(
             stage="training",
             iteration=self.done,
             iterations=self.total,
-            env_steps=self.done * steps * self.size,
-            rate=chunk * steps * self.size / max(spent, 1e-9),
+            env_steps=self.done * chunks.steps_each * self.size,
+            rate=chunks.rate * chunks.steps_each * self.size,
             left=max(left, 0.0),
         )
 
