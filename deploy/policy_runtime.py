@@ -11,6 +11,26 @@ import numpy as np
 import onnxruntime
 
 FORMAT, VERSION = "jaxtd3 controller", 1
+NEEDED = (
+    "robot",
+    "dt",
+    "physics_dt",
+    "joint_names",
+    "joint_low",
+    "joint_high",
+    "target_low",
+    "target_high",
+    "default_pose",
+    "kp",
+    "kd",
+    "inputs",
+    "state",
+    "gait",
+    "command",
+    "sensors",
+    "keyframe",
+)
+"""Metadata without which a controller cannot be run."""
 
 
 class BadInput(Exception):
@@ -38,9 +58,15 @@ class Controller:
                 self.about[name] = json.loads(text)
         if self.about.get("format_version") != VERSION:
             raise BadInput(f"{path} has format version {self.about.get('format_version')}")
+        for name in NEEDED:
+            if name not in self.about:
+                raise BadInput(f"{path}: its metadata has no {name}")
         self.outputs = [output.name for output in self.session.get_outputs()]
-        self.frequency = float(self.about["gait"]["frequency"])
-        self.reset()
+        try:
+            self.frequency = float(self.about["gait"]["frequency"])
+            self.reset()
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise BadInput(f"{path}: its gait or state cannot be read: {error!r}") from error
 
     def reset(self) -> None:
         """The state before the first step."""

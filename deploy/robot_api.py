@@ -1,7 +1,7 @@
 """The one place where a robot is plugged in: four functions.
 
-A real robot is a class with these four methods, in a file of your own, written with the robot
-maker's SDK, and run with
+A real robot is a class with these four methods, written with the robot maker's SDK, in a file of
+your own in the working folder (or in an installed package), and run with
 
     python deploy/run.py controller.onnx --robot my_robot:MyRobot
 
@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+
+FUNCTIONS = ("connect", "read_sensors", "write_targets", "damp")
 
 
 class Sensors(NamedTuple):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import signal
 import sys
 import time
@@ -22,7 +23,7 @@ import numpy as np
 import safety
 from mujoco_robot import MujocoRobot
 from policy_runtime import BadInput, Controller
-from robot_api import Robot
+from robot_api import FUNCTIONS, Robot
 
 FIRST_WAIT = 2.0  # seconds that the first sensor reading may take
 
@@ -97,6 +98,7 @@ def drive(
         robot.connect(about)
         print(f"{1 / about['dt']:g} Hz: {ramp:g} s of standing up, then the policy", flush=True)
         last = wait_for_sensors(robot)
+        safety.check_sensors(about, last, time.monotonic(), stale_after)
         start = targets = np.asarray(last.values["joint_positions"], float)
         pace = Pace(about["dt"])
         steps = max(1, round(ramp / about["dt"]))
@@ -104,7 +106,8 @@ def drive(
             now = pace.wait()
             last = robot.read_sensors() or last
             safety.check_sensors(about, last, now, stale_after)
-            targets = start + (pose - start) * (i + 1) / steps
+            wanted = start + (pose - start) * (i + 1) / steps
+            targets = safety.check_targets(about, wanted, targets, most_jump)
             robot.write_targets(targets, kp, kd)
         controller.reset()
         begin = pace.due
@@ -200,11 +203,20 @@ def check(args: argparse.Namespace, about: Any) -> None:
 
 
 def load_robot(text: str) -> Robot:
+    """The robot of `module:Class`; the module may be a file in the working folder."""
     module, _, name = text.partition(":")
+    if not module or not name:
+        raise BadInput(f"--robot {text} is not module:Class")
     try:
-        return getattr(importlib.import_module(module), name)()
-    except (ImportError, AttributeError, ValueError) as error:
-        raise BadInput(f"--robot {text}: {error}") from error
+        sys.path.insert(0, os.getcwd())
+        robot = getattr(importlib.import_module(module), name)()
+        missing = [f for f in FUNCTIONS if not callable(getattr(robot, f, None))]
+    except (Exception, SystemExit) as error:  # the module is anybody's
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise BadInput(f"--robot {text}: {why}") from error
+    if missing:
+        raise BadInput(f"--robot {text} has no {', '.join(missing)}: see robot_api.py")
+    return robot
 
 
 def rehearsal(args: argparse.Namespace, robot: Any, controller: Any) -> Callable[[float], None]:

@@ -39,7 +39,7 @@ def check_sensors(about: Mapping[str, Any], sensors: Any, now: float, stale_afte
     if sensors is None:
         raise Stop(STALE, "no sensor reading yet")
     age = now - sensors.time
-    if age > stale_after:
+    if not age <= stale_after:  # NaN too
         raise Stop(STALE, f"the newest sensor reading is {1e3 * age:.0f} ms old")
     for name in about["inputs"]:
         x = sensors.values.get(name)
@@ -65,7 +65,7 @@ def check_targets(
 ) -> np.ndarray:
     """Targets within the servos' range [J]; raise Stop where they are not finite, or jump."""
     if not np.all(np.isfinite(targets)):
-        raise Stop(NOT_FINITE, "the policy's joint targets are not finite")
+        raise Stop(NOT_FINITE, "the joint targets are not finite")
     targets = np.clip(targets, about["target_low"], about["target_high"])
     jump = np.abs(targets - before)
     worst = int(np.argmax(jump))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from test_deploying import exported, policy  # noqa: F401 - fixtures
+from test_deploying import change, exported, policy, put  # noqa: F401 - fixtures
 
 pytest.importorskip("onnxruntime")
 FOLDER = Path(__file__).parent.parent / "deploy"
@@ -258,13 +259,52 @@ def burn(values, now):
         (burn, 1, "OSError: the cable is out"),
     ],
 )
-@pytest.mark.parametrize("after", [3, 12])  # on the ramp, and under the policy
+@pytest.mark.parametrize("after", [0, 3, 12])  # at once, on the ramp, and under the policy
 def test_bad_readings_damp(wrong, code, said, after):
     robot = FakeRobot(wrong, after)
     report = drive(robot, FakeController())
     assert (report.code, robot.calls[-1]) == (code, "damp")
     assert said in report.reason
     assert robot.reads == after + 1  # nothing was read, so nothing driven, after the bad one
+
+
+def blank(values, now):
+    values["joint_positions"][1] = np.nan
+    return now
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code", "said"),
+    [
+        (blank, 4, "sensor joint_positions is not finite"),
+        (lambda values, now: now - 5, 3, "5000 ms old"),
+        (lambda values, now: np.nan, 3, "nan ms old"),
+        (shorten, 1, "sensor joint_positions has 2 numbers, not 4"),
+        (overturn, 5, "leans too far"),
+    ],
+)
+def test_a_bad_first_reading_damps(wrong, code, said):
+    """However good the next ones are: the ramp would begin from it."""
+    robot = FakeRobot()
+    robot.wrong = lambda values, now: wrong(values, now) if robot.reads == 1 else now
+    robot.after = 0
+    report = drive(robot, FakeController())
+    assert (report.code, robot.calls) == (code, ["connect", "damp"])
+    assert said in report.reason
+
+
+def test_targets_of_the_ramp_are_checked():
+    def sent(change, **more):
+        robot, controller = FakeRobot(), FakeController()
+        controller.about = {**ABOUT, **change}
+        code = drive(robot, controller, **more).code
+        return code, [call[0] for call in robot.calls if isinstance(call, np.ndarray)]
+
+    assert sent({"default_pose": [np.nan] * JOINTS}) == (4, [])
+    assert sent({}, most_jump=0.01) == (6, [])
+    code, targets = sent({"target_high": [0.05] * JOINTS})
+    assert code == 0
+    np.testing.assert_allclose(targets[:5], [0.02, 0.04, 0.05, 0.05, 0.05])
 
 
 @pytest.mark.parametrize(
@@ -316,7 +356,119 @@ def test_no_first_reading_damps(monkeypatch):
     assert (report.code, robot.calls) == (3, ["connect", "damp"])
 
 
+# --- a robot of one's own -----------------------------------------------------------------------
+
+MINE = """
+import time
+from pathlib import Path
+
+import numpy as np
+from robot_api import Sensors
+
+
+class Mine:
+    def __init__(self):
+        self.done = []
+
+    def connect(self, about):
+        self.note("connect")
+        self.pose = np.array(about["default_pose"])
+
+    def read_sensors(self):
+        x, still, up = self.pose, 0 * self.pose, np.array([0.0, 0.0, -1.0])
+        values = {"gyro": 0 * up, "linvel": 0 * up, "gravity": up}
+        values |= {"joint_positions": x, "joint_velocities": still}
+        return Sensors(time.monotonic(), values)
+
+    def write_targets(self, targets, kp, kd):
+        self.note("write")
+
+    def damp(self, kd):
+        self.note("damp")
+
+    def note(self, what):
+        self.done.append(what)
+        Path("done").write_text(" ".join(self.done))
+
+
+class Undamped(Mine):
+    damp = None
+
+
+class Broken(Mine):
+    def __init__(self):
+        raise OSError("no such\\nport")
+
+
+class Quits(Mine):
+    def __init__(self):
+        raise SystemExit(0)
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A working folder with robots, one of them in a file that is no Python."""
+    (tmp_path / "my_robot.py").write_text(MINE)
+    (tmp_path / "typo.py").write_text("class Mine:\n    def connect(self, about:\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_robot_of_ones_own(exported, own):  # noqa: F811
+    argv = ["--ramp", "0.1", "--seconds", "0.1", "--max-jump", "100"]
+    code, said = run(exported, "--robot", "my_robot:Mine", *argv)
+    assert code == 0, said
+    done = (own / "done").read_text().split()
+    assert done[0] == "connect"
+    assert done[-1] == "damp"
+    assert set(done[1:-1]) == {"write"}
+    assert len(done) > 8
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("my_robot:Undamped", "has no damp: see robot_api.py"),
+        ("my_robot:Broken", "OSError: no such port"),
+        ("my_robot:Quits", "SystemExit: 0"),
+        ("my_robot:Yours", "no attribute 'Yours'"),
+        ("my_robot", "is not module:Class"),
+        ("typo:Mine", "SyntaxError"),
+    ],
+)
+def test_a_robot_that_cannot_be_made(name, said, exported, own):  # noqa: F811
+    code, line = run(exported, "--robot", name)
+    assert (code, line.count("\n")) == (2, 1), line
+    assert f"--robot {name}" in line
+    assert said in line
+    assert not (own / "done").exists()  # it was never connected
+
+
 # --- bad input ----------------------------------------------------------------------------------
+
+
+def test_a_controller_that_lacks_metadata_is_refused(exported, tmp_path):  # noqa: F811
+    from policy_runtime import NEEDED, BadInput, Controller
+
+    cut = tmp_path / "cut.onnx"
+
+    def write(edit):
+        shutil.copy(exported, cut)
+        change(cut, edit)
+
+    for name in NEEDED:
+        write(lambda texts, name=name: texts.pop(name))
+        with pytest.raises(BadInput, match=f"cut.onnx: its metadata has no {name}"):
+            Controller(str(cut))
+    for edit in (put("gait", {}), put("state", [])):
+        write(edit)
+        with pytest.raises(BadInput, match="gait or state cannot be read"):
+            Controller(str(cut))
+    write(lambda texts: texts.pop("gait"))
+    code, line = run(cut, "--model", exported.parent / "robot.xml")
+    assert (code, line.count("\n")) == (2, 1), line
+    assert "its metadata has no gait" in line
 
 
 def test_bad_input(exported, tmp_path):  # noqa: F811
