@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -23,7 +24,7 @@ import numpy as np
 import pytest
 
 from jaxtd3.cli.main import main
-from jaxtd3.cli.play import robot
+from jaxtd3.cli.play import robot, same_joints
 from jaxtd3.config.config import Config
 from jaxtd3.config.sections import EnvConfig
 from jaxtd3.envs import make_env
@@ -31,8 +32,8 @@ from jaxtd3.envs.playground.layout import Part, describe_layout, observation_lay
 from jaxtd3.errors import UserError
 from jaxtd3.play.scene import VERTEX, box, coarse_meshes, corner_normals, pack_scene, round_shape
 from jaxtd3.play.server import Server, is_loopback, page_text
-from jaxtd3.play.session import Pace, Session
-from jaxtd3.play.window import press
+from jaxtd3.play.session import Controls, Pace, Session
+from jaxtd3.play.window import KEYS, columns, follow, press, texts
 
 T1 = "T1JoystickFlatTerrain"
 
@@ -179,16 +180,77 @@ def test_requests_that_are_refused(session, asked, said):
     assert session.controls == before
 
 
+CODES = {key.name: key.code for key in KEYS}
+
+
 def test_keys_of_the_window(session):
-    press(session, "W")
-    press(session, "Q")
-    np.testing.assert_allclose(session.controls.command, [0.1, 0, 0.1])
-    press(session, "X")
+    for name in ("up", "left", "6", "6", "7"):
+        press(session, CODES[name])
+    np.testing.assert_allclose(session.controls.command, [0.1, 0.1, 0.1])
+    press(session, CODES["enter"])
     assert session.controls.command == (0, 0, 0)
-    press(session, " ")
+    press(session, CODES["space"])
     assert session.controls.paused
-    press(session, " ")
-    press(session, "~")
+    press(session, CODES["space"])
+    press(session, ord("~"))
+    press(session, CODES["8"])
+    press(session, CODES["8"])
+    assert session.controls.speed == 0.25
+    for _ in range(3):
+        press(session, CODES["9"])
+    assert session.controls.speed == 1.0  # never faster than the clock
+
+
+def test_keys_mean_nothing_where_there_is_no_command_and_no_base():
+    asked = []
+    arm = types.SimpleNamespace(controls=Controls(None), floating=False, control=asked.append)
+    for key in KEYS:
+        press(arm, key.code)
+    assert asked == [{"reset": True}, {"pause": True}, {"speed": 0.5}, {"speed": 2.0}]
+
+
+def test_no_key_of_the_window_is_a_shortcut_of_the_viewer():
+    shortcuts = {row[2] for row in (*mujoco.mjRNDSTRING, *mujoco.mjVISSTRING)}
+    assert {"W", "S", "A", "D", "Q", "E", "X", "P", "R"} <= shortcuts
+    own = set("012345[]-=")  # groups of shapes, cameras, its own clock
+    assert not {chr(key.code) for key in KEYS if key.code < 128} & (shortcuts | own)
+    assert not {key.code for key in KEYS} & {256, 258, 259, 266, *range(290, 302)}
+    assert len({key.code for key in KEYS}) == len(KEYS)
+
+
+def test_every_key_of_the_window_is_told():
+    page = (Path(__file__).parent.parent / "docs" / "watch.md").read_text()
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", page, re.MULTILINE)
+    told = {name for names, _ in rows for name in names.split(", ")}
+    assert {key.name for key in KEYS} <= told
+
+
+BALL = "<mujoco><worldbody><body><freejoint/><geom size='.1'/></body></worldbody></mujoco>"
+
+
+def test_the_camera_of_the_window_follows():
+    model = mujoco.MjModel.from_xml_string(BALL)
+    live = types.SimpleNamespace(model=model, data=mujoco.MjData(model), weights=np.ones(1))
+    camera, scene = mujoco.MjvCamera(), mujoco.MjvScene(model, 10)
+    follow(camera, model)
+    option, all_of_it = mujoco.MjvOption(), mujoco.mjtCatBit.mjCAT_ALL
+    for x in (0.0, 3.0):
+        Session._show(live, {"qpos": np.array([x, 2, 1, 1, 0, 0, 0]), "terms": np.zeros(1)})
+        for _ in range(3):
+            mujoco.mjv_updateScene(model, live.data, option, None, camera, all_of_it, scene)
+        np.testing.assert_allclose(camera.lookat, [x, 2, 1], atol=1e-6)
+
+
+def test_texts_of_the_window():
+    state = {"reward": 1.0, "falls": 2, "speed": 0.5, "command": (0.1, 0.0, 0.0)}
+    state |= {"terms": {"alive": 1.0, "energy": -0.25}, "observation": {"gyro": [0.1] * 9}}
+    terms, seen, now = texts(state)
+    assert terms[2:] == ("alive\nenergy\n", "1.00\n-0.25\n")
+    assert seen[2:] == ("gyro\n", f"{' '.join(['0.10'] * 6)} ...\n")
+    assert now[3] == "1.00\n2.00\n0.50\n0.10 0.00 0.00\n"
+    names, values = columns((f"term number {i}", float(i)) for i in range(100))
+    assert len(names) < mujoco.mjMAXOVERLAY
+    assert names.count("\n") == values.count("\n") > 20
 
 
 def test_a_fall_begins_anew(session):
@@ -447,6 +509,47 @@ def test_mistakes_are_told_in_one_line(capsys, tmp_path, monkeypatch):
 def test_one_robot_on_two_grounds():
     assert robot("G1JoystickFlatTerrain") == robot("G1JoystickRoughTerrain")
     assert robot("G1JoystickFlatTerrain") != robot(T1)
+
+
+STAND = """
+import jax.numpy as jnp
+import mujoco
+from jaxtd3 import EnvSpec, EnvStep
+
+XML = "<mujoco><worldbody><body><joint name='{}'/><geom size='.1'/></body></worldbody></mujoco>"
+
+
+class Stand:
+    spec = EnvSpec("Stand", obs_size=1, action_size=1, episode_length=20)
+    mj_model = mujoco.MjModel.from_xml_string(XML.format("knee"))
+
+    def reset(self, key):
+        return jnp.zeros(1), jnp.zeros(1)
+
+    def step(self, x, action):
+        return EnvStep(x, x, x[0], jnp.zeros(0), x[0] > 1)
+"""
+
+
+def test_classes_of_one_name_are_not_one_robot(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder, text in (
+        ("quad", STAND),
+        ("copy", STAND),
+        ("t1", STAND.replace("knee", "waist")),
+        ("arm", STAND.replace("action_size=1", "action_size=2")),
+    ):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "env.py").write_text(text)
+    quad = "quad/env.py:Stand"
+    assert same_joints(quad, f"{tmp_path}/quad/env.py:Stand")
+    assert same_joints(quad, "copy/env.py:Stand")
+    assert same_joints("gone/env.py:Stand", "t1/env.py:Stand")  # it moved: told by its sizes
+    policy = untrained_policy(tmp_path / "stand.npz", quad)
+    for folder in ("t1", "arm"):
+        other = f"{folder}/env.py:Stand"
+        assert main(["play", str(policy), "--env", other, "--port", "0"]) == 2
+        assert f"trained in {quad}: it cannot drive {other}" in line(capsys)
 
 
 def test_a_policy_is_played_to_the_end(capsys, tmp_path):

@@ -12,6 +12,7 @@ from jaxtd3.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from jaxtd3.cli.main import Play
+    from jaxtd3.core.types import BatchEnv
     from jaxtd3.play.session import Act, Session
 
 AGENTS = ("zero", "random")
@@ -24,12 +25,12 @@ def play_command(args: Play, given: Mapping[str, Any]) -> int:
     check(args)
     jax.config.update("jax_platforms", "cpu")  # C MuJoCo runs there
     from jaxtd3.play.server import PORT, Server
-    from jaxtd3.play.window import KEYS, require_display, run_window
+    from jaxtd3.play.window import keys_told, require_display, run_window
 
     if args.window:
         require_display()
         session = make_session(args)
-        print(KEYS, flush=True)
+        print(keys_told(), flush=True)
         run_window(session, seconds(args))
         print(session.pace.describe())
         return 0
@@ -81,6 +82,7 @@ def make_session(args: Play) -> Session:
 
 def load(args: Play) -> tuple[Any, Act, Mapping[str, float], str]:
     """The environment, how to act in it, its reward weights, and a name for what acts."""
+    from jaxtd3.cli.policy import tell_changes
     from jaxtd3.run.load import load as load_trained
 
     if args.run is None:
@@ -90,6 +92,8 @@ def load(args: Play) -> tuple[Any, Act, Mapping[str, float], str]:
         check_robot(args.run, args.env)
         changes["name"] = args.env
     config, env, agent, state, source, *_ = load_trained(args.run, args.best, **changes)
+    if args.env is None:
+        tell_changes(config)
     act = lambda obs, key: agent.act(state, obs[None])[0]  # noqa: E731
     return env, act, config.env.weights, f"{args.run.name} ({source})"
 
@@ -99,18 +103,23 @@ def load_untrained(name: str, agent: str) -> tuple[Any, Act, Mapping[str, float]
     import jax
     import jax.numpy as jnp
 
-    from jaxtd3.config.sections import EnvConfig
-    from jaxtd3.envs import make_env
-
-    try:
-        env = make_env(EnvConfig(name, num_envs=1, impl="native", physics_threads=1))
-    except ValueError as error:
-        raise UserError(str(error)) from error
+    env = made(name)
     size = env.spec.action_size
     if agent == "zero":
         return env, lambda obs, key: jnp.zeros(size), {}, "zero actions"
     drawn = lambda obs, key: jax.random.uniform(key, (size,), minval=-1.0)  # noqa: E731
     return env, drawn, {}, "random actions"
+
+
+def made(name: str) -> BatchEnv:
+    """An environment by its name alone, one of it."""
+    from jaxtd3.config.sections import EnvConfig
+    from jaxtd3.envs import make_env
+
+    try:
+        return make_env(EnvConfig(name, num_envs=1, impl="native", physics_threads=1))
+    except ValueError as error:
+        raise UserError(str(error)) from error
 
 
 def check_robot(run: Path, env: str) -> None:
@@ -120,8 +129,33 @@ def check_robot(run: Path, env: str) -> None:
 
     check_env(env)
     trained = trained_env(run)
-    if robot(trained) != robot(env):
+    if robot(trained) != robot(env) or not same_joints(trained, env):
         raise UserError(f"{run} was trained in {trained}: it cannot drive {env}")
+
+
+def same_joints(trained: str, env: str) -> bool:
+    """Whether classes of one name in different files drive the same joints; so does one alone."""
+    from jaxtd3.envs.source import find, is_reference
+
+    if trained == env or not (is_reference(trained) and is_reference(env)):
+        return True
+    try:
+        if find(trained).file == find(env).file:
+            return True
+        was = joints(trained)
+    except UserError:  # its file is not there any more: it moved
+        return True
+    return was == joints(env)
+
+
+def joints(name: str) -> tuple[int, list[str]]:
+    """How many actions an environment takes, and the names of its model's joints."""
+    from jaxtd3.output.video import model_of
+
+    env = made(name)
+    model = model_of(env)
+    names = [] if model is None else [model.joint(i).name for i in range(model.njnt)]
+    return env.spec.action_size, names
 
 
 def robot(env: str) -> str:

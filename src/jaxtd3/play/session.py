@@ -229,6 +229,8 @@ class Session:
             if shown.get(name) is not None:
                 getattr(data, name)[:] = shown[name]
         mujoco.mj_kinematics(self.model, data)
+        mujoco.mj_comPos(self.model, data)  # what a window's camera follows
+        mujoco.mj_camlight(self.model, data)
         shown["poses"] = np.concatenate([data.xpos, data.xquat], axis=1)
         shown["terms"] = shown["terms"] * self.weights
         self._shown = shown

@@ -4,14 +4,48 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import mujoco
 
 from jaxtd3.errors import UserError
 from jaxtd3.play.session import Session
 
-# key -> (part of the command, sign); the same keys as on the page
-STEERING = {"W": (0, 1), "S": (0, -1), "A": (1, 1), "D": (1, -1), "Q": (2, 1), "E": (2, -1)}
-KEYS = "W S forward and back, A D sideways, Q E turn, X stop, P push, R reset, space pause"
+
+class Key(NamedTuple):
+    """A key of the window, none of the viewer's own shortcuts."""
+
+    code: int  # GLFW's
+    name: str
+    does: str
+    asks: str  # command, stop, push, reset, pause or speed
+    part: int = 0  # of the command
+    by: float = 0.0
+
+
 NUDGE = 0.1
+KEYS = (
+    Key(265, "up", "faster forward", "command", 0, NUDGE),
+    Key(264, "down", "faster back", "command", 0, -NUDGE),
+    Key(263, "left", "turn left", "command", 2, NUDGE),
+    Key(262, "right", "turn right", "command", 2, -NUDGE),
+    Key(ord("6"), "6", "to the left", "command", 1, NUDGE),
+    Key(ord("7"), "7", "to the right", "command", 1, -NUDGE),
+    Key(257, "enter", "stop", "stop"),
+    Key(ord("."), ".", "push", "push", by=1.0),
+    Key(261, "delete", "begin anew", "reset"),
+    Key(ord(" "), "space", "pause", "pause"),
+    Key(ord("8"), "8", "slow motion", "speed", by=0.5),
+    Key(ord("9"), "9", "faster again", "speed", by=2.0),
+)
+EVERY = 0.2  # simulated seconds between texts
+MOST_SHOWN = 6  # numbers of an observation
+
+
+def keys_told() -> str:
+    """All keys in one line."""
+    return ", ".join(f"{key.name}: {key.does}" for key in KEYS)
 
 
 def require_display() -> None:
@@ -24,40 +58,81 @@ def require_display() -> None:
         )
 
 
-def press(session: Session, key: str) -> None:
-    """What a key asks for."""
-    command = session.controls.command
-    if key in STEERING and command is not None:
-        part, sign = STEERING[key]
-        if part < len(command):
-            new = [x + sign * NUDGE * (i == part) for i, x in enumerate(command)]
-            session.control({"command": new})
-    elif key == "X" and command is not None:
-        session.control({"command": [0.0] * len(command)})
-    elif key == "P" and session.floating:
-        session.control({"push": 1.0})
-    elif key == "R":
-        session.control({"reset": True})
-    elif key == " ":
-        session.control({"pause": not session.controls.paused})
+def press(session: Session, code: int) -> None:
+    """What a key asks for, by GLFW's code."""
+    key = next((key for key in KEYS if key.code == code), None)
+    asked = None if key is None else request(session, key)
+    if asked is not None:
+        session.control(asked)
+
+
+def request(session: Session, key: Key) -> dict[str, Any] | None:
+    """A key as a request to the session; None where it means nothing there."""
+    command, paused, speed = session.controls
+    if key.asks == "command" and command is not None and key.part < len(command):
+        return {"command": [x + key.by * (i == key.part) for i, x in enumerate(command)]}
+    if key.asks == "stop" and command is not None:
+        return {"command": [0.0] * len(command)}
+    if key.asks == "push" and session.floating:
+        return {"push": key.by}
+    simple = {"reset": True, "pause": not paused, "speed": speed * key.by}
+    return {key.asks: simple[key.asks]} if key.asks in simple else None
+
+
+def follow(camera: mujoco.MjvCamera, model: mujoco.MjModel) -> None:
+    """Keep a robot with a floating base in sight."""
+    if model.njnt and model.jnt_type[0] == mujoco.mjtJoint.mjJNT_FREE:
+        camera.type = mujoco.mjtCamera.mjCAMERA_TRACKING
+        camera.trackbodyid = int(model.jnt_bodyid[0])
+
+
+def texts(state: Mapping[str, Any]) -> list[tuple[int | None, int, str, str]]:
+    """What the page tells, as the viewer's texts: (font, place, names, values)."""
+    grid = mujoco.mjtGridPos
+    now = {"reward": state["reward"], "falls": state["falls"], "speed": state["speed"]}
+    if state["command"] is not None:
+        now["command"] = state["command"]
+    return [
+        (None, grid.mjGRID_TOPLEFT, *columns(state["terms"].items())),
+        (None, grid.mjGRID_TOPRIGHT, *columns(state["observation"].items())),
+        (None, grid.mjGRID_BOTTOMLEFT, *columns(now.items())),
+    ]
+
+
+def columns(rows: Iterable[tuple[str, Any]]) -> tuple[str, str]:
+    """Names and values below each other, as many as the viewer can show."""
+    names, values = "", ""
+    for name, value in rows:
+        given = value if isinstance(value, list | tuple) else [value]
+        told = " ".join(f"{x:.2f}" for x in given[:MOST_SHOWN])
+        told += " ..." if len(given) > MOST_SHOWN else ""
+        if max(len(names) + len(name), len(values) + len(told)) + 1 >= mujoco.mjMAXOVERLAY:
+            break
+        names, values = f"{names}{name}\n", f"{values}{told}\n"
+    return names, values
 
 
 def run_window(session: Session, seconds: float) -> None:
     """Show the session in a window until it is closed."""
     import mujoco.viewer
 
-    data = session.data
-    pressed = lambda code: press(session, chr(code) if code < 128 else "")  # noqa: E731
+    every = max(1, round(EVERY / session.spec.dt))
     with mujoco.viewer.launch_passive(
-        session.model, data, key_callback=pressed, show_left_ui=False, show_right_ui=False
+        session.model,
+        session.data,
+        key_callback=lambda code: press(session, code),
+        show_left_ui=False,
+        show_right_ui=False,
     ) as viewer:
-        free = mujoco.mjtJoint.mjJNT_FREE
-        if session.floating and session.model.jnt_type[0] == free:
-            viewer.cam.type = mujoco.mjtCamera.mjCAMERA_TRACKING
-            viewer.cam.trackbodyid = int(session.model.jnt_bodyid[0])
+        follow(viewer.cam, session.model)
+        told = -1
 
         def shown() -> bool:
+            nonlocal told
             viewer.sync()
+            if session.steps // every != told and viewer.is_running():
+                told = session.steps // every
+                viewer.set_texts(texts(session.state()))
             return viewer.is_running()
 
         session.run(seconds, shown)
