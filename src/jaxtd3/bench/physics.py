@@ -27,7 +27,7 @@ from jaxtd3.config.config import Config
 from jaxtd3.config.sections import EnvConfig
 from jaxtd3.core.tracing import flat_vmap
 from jaxtd3.core.types import Array
-from jaxtd3.envs.registry import check_env, is_own
+from jaxtd3.envs.registry import check_env, has_physics, make_env
 from jaxtd3.errors import UserError
 
 FEWEST, MOST = 10, 200  # steps of one sample: robots that act at random do not stand for long
@@ -40,12 +40,14 @@ class BackEnd:
     """An environment in one back end: its first states, and later its steps in a scan."""
 
     def __init__(self, cfg: EnvConfig, impl: Any, keys: Array):
-        from jaxtd3.envs.playground.adapter import load_playground
-
         if impl == "warp" and jax.default_backend() == "cpu":
             raise UserError("warp needs an NVIDIA GPU: leave it away")
         begun = time.perf_counter()
-        self.impl, self.env = impl, load_playground(replace(cfg, impl=impl))
+        plain = replace(cfg, impl=impl, actor_hides="", history=1, weights={})
+        self.impl = impl
+        self.env: Any = make_env(plain).env
+        if not hasattr(self.env, "physics"):
+            raise UserError(f"{cfg.name} has no physics back ends to compare")
         self.load_seconds = time.perf_counter() - begun
         reset, (self.compile_seconds,) = compile_cold(
             lambda: jax.jit(flat_vmap(self.env.reset)), keys, most=1
@@ -86,11 +88,11 @@ class Alone:
 
         from jaxtd3.envs.physics.native import STATE, share_of_cores
 
-        env, physics = back_end.env.unwrapped, back_end.env.physics
-        self.model = getattr(physics, "model", env.mj_model)
+        env, physics = back_end.env, back_end.env.physics
+        self.model: Any = getattr(physics, "model", env.mj_model)
         self.threads = getattr(physics, "threads", share_of_cores())
-        self.substeps, self.repeat = int(env.n_substeps), int(env._config.get("action_repeat", 1))
-        self.scale = float(env._config.get("action_scale", 1.0))
+        self.substeps, self.repeat = steps_of(env)
+        self.scale = scale_of(env)
         self.batch, self.failed = Batch(self.model, num, self.threads), mujoco.batch.SimulationError
         for name in STATE:
             view, value = self.batch.bind(name), getattr(back_end.states.state.data, name, None)
@@ -126,6 +128,21 @@ class Alone:
         """How many steps to take, so that a sample is about as long as asked for."""
         (taken,) = interleave([self.task(FEWEST)], 1, 0.0)[ALONE]
         return int(np.clip(seconds / (taken * len(self.pose)), FEWEST, MOST))
+
+
+def steps_of(env: Any) -> tuple[int, int]:
+    """Physics steps of a control step, and control steps of a step of the environment."""
+    if not hasattr(env, "unwrapped"):  # a `MujocoTask`
+        return int(env.substeps), 1
+    return int(env.unwrapped.n_substeps), int(env.unwrapped._config.get("action_repeat", 1))
+
+
+def scale_of(env: Any) -> Any:
+    """How far the controls of an action of 1 are from the pose: a number, or one for each."""
+    if env.action_scale is not None:
+        return np.asarray(env.action_scale, float)
+    reach = getattr(env, "reach", None)
+    return 1.0 if reach is None else (reach.down + reach.up) / 2
 
 
 # --- the seam -----------------------------------------------------------------------------------
@@ -231,7 +248,7 @@ def compare(
     """Environment steps per second of every back end, of C alone and of EnvPool, in turns."""
     cfg, num = config.env, config.env.num_envs
     check_env(cfg.name)
-    if is_own(cfg.name):
+    if not has_physics(cfg.name):
         raise UserError(f"{cfg.name} has no physics back ends to compare")
     keys = jax.random.split(jax.random.key(0), num)
     back_ends = []

@@ -115,8 +115,8 @@ class EnvConfig:
     )
     impl: Literal["auto", "native", "jax", "warp"] = setting(
         "auto",
-        "Physics back end; auto: warp on an NVIDIA GPU, native (MuJoCo's C engine) elsewhere; "
-        "jax: MJX as JAX operations.",
+        "Physics back end; auto: warp on an NVIDIA GPU, native (MuJoCo's C engine) on a CPU, jax "
+        "(MJX as JAX operations) elsewhere.",
         kept=True,
     )
     physics_threads: int = setting(

@@ -63,13 +63,21 @@ def reached(health: Health, limit: int) -> str | None:
     return f"{FAULTS[int(health.fault)]} not finite: {longest} {network} updates in a row skipped"
 
 
-def all_lost(quarantined: float, steps: int, iterations: int) -> str | None:
+def some_lost(quarantined: float, trouble: str) -> str:
+    """What to say of the first environment steps that are left out; `trouble` by the physics."""
+    return (
+        f"{quarantined:,.0f} environment steps were not finite and are left out (from now on see "
+        f"env/quarantined){trouble and f'; physics: {trouble}'}"
+    )
+
+
+def all_lost(quarantined: float, steps: int, iterations: int, trouble: str = "") -> str | None:
     """What to say where not one environment step of a chunk was finite; else None."""
     if quarantined < steps:
         return None
     return (
         f"not one of {steps:,} environment steps in the last {iterations:,} iterations was finite "
-        "(actions, physics or rewards): there is nothing to learn from"
+        f"(actions, physics or rewards{trouble and f'; {trouble}'}): there is nothing to learn from"
     )
 
 

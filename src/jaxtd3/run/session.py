@@ -90,6 +90,7 @@ class Session:
         self.next_report = time.perf_counter() + FIRST_REPORT
         self.sized = False  # the size of a checkpoint has been told
         self.told_time = False
+        self.lost_told = False  # environment steps that are left out
 
     def run(self) -> dict[str, Any]:
         """Train, and leave a complete run directory; the summary."""
@@ -309,7 +310,12 @@ class Session:
         self.skipped = int(health.skipped)
         length = self.chunks.length
         steps = self.chunks.steps_each * length
-        lost = nonfinite.all_lost(row["env/quarantined"], steps, length)
+        quarantined = row["env/quarantined"]
+        trouble = getattr(getattr(self.program.env.env, "physics", None), "trouble", "")
+        lost = nonfinite.all_lost(quarantined, steps, length, trouble)
+        if quarantined and not (lost or self.lost_told):
+            self.ui.note(nonfinite.some_lost(quarantined, trouble))
+            self.lost_told = True
         bad = nonfinite.reached(health, self.config.agent.max_bad_updates) or lost
         if bad is not None:
             self.error = f"{bad}; {self.store.last_good()}; {nonfinite.dump(self, state)}"

@@ -96,7 +96,9 @@ DTYPES = {  # XLA_FFI_DataType
 
 _functions: dict[str, HostFunction] = {}
 _handlers: dict[str, Any] = {}  # they must outlive every program that names them
-QUIET = 0.2  # seconds without a call after which no program makes any
+QUIET = 0.2
+"""Seconds without a call after which a program is taken to make no more. One that computes for
+longer between two calls, and returns nothing that is held, may crash when Python ends."""
 
 
 class _Calls:
@@ -108,7 +110,10 @@ class _Calls:
 
 @atexit.register
 def _end() -> None:
-    """Refuse all calls, and wait until nobody makes any: Python is there no more afterwards."""
+    """Refuse all calls, and wait until nobody makes any: Python is there no more afterwards.
+
+    Programs whose results are held are waited for; of others it is guessed from `QUIET`.
+    """
     _Calls.ended = True
     for array in jax.live_arrays():  # what programs on their way will return
         with contextlib.suppress(Exception):

@@ -10,7 +10,8 @@ keeps one set of simulations per call that runs at the same time (one per device
 
 What goes wrong stays in the simulation it went wrong in. C MuJoCo by itself puts a simulation whose
 numbers blow up back to its start; here that is switched off, and whatever the engine warned about
-returns as NaN, which the batch of environments quarantines and counts.
+(contacts that it had no room for, too) returns as NaN, which the batch of environments quarantines
+and counts. The engine keeps the last reason (`NativePhysics.trouble`).
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ import copy
 import dataclasses
 import functools
 import hashlib
+import math
 import os
 import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -40,16 +43,29 @@ GIVEN = ("ctrl", "qfrc_applied", "xfrc_applied", "eq_active", "mocap_pos", "moca
 """Parts of the state that a step reads and never writes."""
 UNSURE = ("cacc", "cfrc_ext", "cfrc_int", "qfrc_inverse", "subtree_angmom", "subtree_linvel")
 """Fields that MuJoCo computes only where a sensor asks for them."""
+FULL = ("CONTACTFULL", "CNSTRFULL")  # contacts or constraints were left out: finite, and wrong
 WARNINGS = [
     int(getattr(mujoco.mjtWarning, f"mjWARN_{name}"))
-    for name in ("BADQPOS", "BADQVEL", "BADQACC", "BADCTRL")
+    for name in ("INERTIA", *FULL, "BADQPOS", "BADQVEL", "BADQACC", "BADCTRL")
 ]
 
 
 def share_of_cores(devices: int = 1) -> int:
     """Threads for each of `devices` that step at the same time."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, (cores or 1) // devices)
+    return max(1, math.ceil(min(cores or 1, cpu_quota())) // devices)
+
+
+def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float:
+    """Cores' worth of time that a container is given (cgroup v2 or v1); infinite: no limit."""
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        try:
+            quota, period = " ".join((root / name).read_text() for name in names).split()
+            if int(quota) > 0:
+                return int(quota) / int(period)
+        except (OSError, ValueError):  # no such file, or "max"
+            continue
+    return math.inf
 
 
 class Used(NamedTuple):
@@ -65,20 +81,23 @@ class Simulations:
     """`num` simulations of one model, with the fields of one kind of call bound."""
 
     def __init__(self, engine: NativePhysics, num: int, reads: Sequence[str]):
-        self.batch = mujoco_batch.Batch(engine.model, num, engine.threads)
+        self.batch = mujoco_batch.Batch(engine.model, num, min(engine.threads, num))
         self.inputs = [self.batch.bind(name) for name in engine.inputs]
         self.inputs += [self.batch.expand(name) for name in engine.varied]
         self.outputs = [self.batch.bind(name) for name in reads]
         self.start = self.batch.state[0].copy()
 
-    def run(self, substeps: int, ins: list[np.ndarray], outs: list[np.ndarray]) -> None:
-        """`substeps` physics steps, or (0) the derived fields of the state as it is."""
-        batch = self.batch
+    def run(self, substeps: int, ins: list[np.ndarray], outs: list[np.ndarray]) -> tuple[int, str]:
+        """`substeps` physics steps, or (0) the derived fields of the state as it is.
+
+        Returns how many simulations went wrong, and why the last that is known of did.
+        """
+        batch, reason = self.batch, ""
         for view, x in zip(self.inputs, ins, strict=True):
             view[...] = x.reshape(view.shape)
         bad = ~np.isfinite(batch.state).all(axis=1)
         if bad.any():
-            batch.state[bad] = self.start
+            batch.state[bad], reason = self.start, "it was given a state that is not finite"
         batch.warning[:] = 0
         try:
             if substeps:
@@ -86,13 +105,18 @@ class Simulations:
             else:
                 batch.forward()
         except mujoco_batch.SimulationError as error:
-            bad[error.ids] = True
-        bad |= batch.warning[:, WARNINGS].any(axis=(1, 2))
+            bad[error.ids], reason = True, str(error)
+        warned = batch.warning[:, WARNINGS].any(axis=2)  # [N, W]
+        if warned.any():
+            bad |= warned.any(axis=1)
+            row, kind = np.argwhere(warned)[-1]
+            reason = warning_text(WARNINGS[kind], batch.warning[row, WARNINGS[kind], 0])
         for x, view in zip(outs, self.outputs, strict=True):
             x = x.reshape(view.shape)
             x[...] = view
             if x.dtype.kind == "f" and bad.any():
                 x[bad] = np.nan
+        return int(bad.sum()), reason
 
 
 class NativePhysics:
@@ -128,16 +152,31 @@ class NativePhysics:
             mujoco.set_mju_user_warning(lambda text: None)
         self._free: dict[Any, list[Simulations]] = {}
         self._lock = threading.Lock()
+        self.lost, self.reason = 0, ""  # simulations that went wrong so far, and why the last did
+        self._check(())
 
     def __str__(self) -> str:
         threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
         dense = ", dense Jacobian (MuJoCo 4.0.0 errs with a sparse one)" if self.dense else ""
         return f"native, MuJoCo {mujoco.__version__} in C, {threads} per device{dense}"
 
+    @property
+    def trouble(self) -> str:
+        """What went wrong so far, in one line; empty where nothing did."""
+        return f"{self.lost:,} simulations lost, the last: {self.reason}" if self.lost else ""
+
     def narrow(self, used: Used) -> None:
         """From now on take, return and carry only what the environment was found to use."""
         self.inputs = tuple(name for name in self.state if name not in used.constant)
         self.reads = used.reads
+        self._check(self.reads)
+
+    def _check(self, reads: Sequence[str]) -> None:
+        """Refuse now what would end the first call."""
+        try:
+            Simulations(self, 1, reads)
+        except ValueError as error:
+            raise UserError(f"native physics: {error}; try --impl jax") from error
 
     # --- the contract ---------------------------------------------------------------------------
 
@@ -162,7 +201,10 @@ class NativePhysics:
 
         def run(ins: list[np.ndarray], outs: list[np.ndarray]) -> None:
             with self._simulations(ins[0].size // width, reads) as simulations:
-                simulations.run(substeps, ins, outs)
+                lost, reason = simulations.run(substeps, ins, outs)
+            if lost:
+                with self._lock:
+                    self.lost, self.reason = self.lost + lost, reason
 
         call = host_call(self._call_name(substeps, reads), run)
         found = call([self.types[name] for name in reads], *args)
@@ -203,6 +245,11 @@ def needs_dense(model: mujoco.MjModel) -> bool:
     )
     newton = model.opt.solver == mujoco.mjtSolver.mjSOL_NEWTON
     return bool(sparse and newton and mujoco.__version__ == "4.0.0")
+
+
+def warning_text(warning: int, info: int) -> str:
+    """MuJoCo's words for a warning, on one line."""
+    return " ".join(mujoco.mju_warningText(warning, int(info)).split())
 
 
 def model_bytes(model: mujoco.MjModel) -> bytes:

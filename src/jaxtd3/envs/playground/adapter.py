@@ -164,9 +164,11 @@ class PlaygroundEnv:
             self._varied = tuple(path for path, _ in jax.tree_util.tree_leaves_with_path(axes))
         self._terms: dict[str, Array] = {}
         self._form: RewardForm | None = None
-        self.physics: Physics = MjxPhysics(env._mjx_model)
+        self.physics: Physics
         if native_threads:
             self.physics = self._native(native_threads)
+        else:
+            self.physics = MjxPhysics(env._mjx_model)
         self._recorded_reset, self._recorded_step = record(self._reset), record(self._step)
         self._form, self._prefixed, self._type = self._inspect()
         self.spec = self._make_spec()
@@ -326,12 +328,17 @@ class PlaygroundEnv:
             return new.data, (new.replace(data=None), dict(self._terms))
 
         key = jax.random.PRNGKey(0)
-        data, rest = jax.eval_shape(lambda key: reset(physics, key), key)
         action = jax.ShapeDtypeStruct((env.action_size,), jnp.float32)
         try:
+            data, rest = jax.eval_shape(lambda key: reset(physics, key), key)
             used = find_used(physics, step, (data, rest, action), reset, key)
         except TypeError as error:
             raise UserError(f"{self.name} does not run with this JAX: {error}") from error
+        except UserError:
+            raise
+        except (NotImplementedError, AttributeError, ValueError) as error:  # it calls MJX itself
+            hint = "--impl jax runs it"
+            raise UserError(f"{self.name} on native physics: {error}; {hint}") from error
         physics.narrow(used)
         return physics
 
