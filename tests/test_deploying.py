@@ -29,7 +29,8 @@ from jaxtd3.deploy.robustness import (
 from jaxtd3.deploy.runtime import load_controller
 from jaxtd3.deploy.worlds import WORLDS, World, change_model, choose_worlds, down_in
 from jaxtd3.envs.batch import undisturbed
-from jaxtd3.run.policy import save_policy
+from jaxtd3.run.checkpoint import CheckpointStore
+from jaxtd3.run.policy import policy_sha256, save_policy
 from test_cli import fails
 
 onnx = pytest.importorskip("onnx")
@@ -154,35 +155,95 @@ def package_places(about, model):
     return find_places(about, model)
 
 
-def test_a_run_tells_how_it_fared(policy, tmp_path, capsys, monkeypatch):
-    """The summary is taken over where it is of the same checkpoint, and nowhere else."""
+def try_out(run, *more) -> list[str]:
+    """Words of the shortest `jaxtd3 robustness`."""
+    return ["robustness", str(run), "--episodes", "1", "--seconds", "0.1", *more]
+
+
+def test_a_policy_tells_how_it_fared(policy, tmp_path, capsys, monkeypatch):
+    """What robustness wrote into the working folder is found by the policy's weights."""
     yaml = pytest.importorskip("yaml")
-    argv = ["robustness", str(policy), "--episodes", "1", "--seconds", "0.1"]
-    assert cli.main([*argv, "--out", str(tmp_path)]) == 0
-    summary = json.loads((tmp_path / "robustness.json").read_text())["summary"]
+    monkeypatch.chdir(tmp_path)
+    export = lambda run, out: cli.main(["export", str(run), "--out", out])  # noqa: E731
+    assert export(policy, "p.onnx") == 0
+    assert "robustness: not known" in capsys.readouterr().out
+    assert cli.main(try_out(policy)) == 0
+    summary = json.loads(Path("robustness.json").read_text())["summary"]
     assert summary["policy"] == "t1.npz"
-    monkeypatch.setattr(package, "read_robustness", lambda run: summary)
-    out = tmp_path / "c.onnx"
-    assert cli.main(["export", str(policy), "--controller", "--out", str(out)]) == 0
-    about = load_controller(out).about
+    assert cli.main(["export", str(policy), "--controller", "--out", "c.onnx"]) == 0
+    about = load_controller(Path("c.onnx")).about
     assert about["robustness"] == summary
-    assert yaml.safe_load((tmp_path / "deploy.yaml").read_text()) == about
-    summary["policy"] = "checkpoint 7"
-    assert cli.main(["export", str(policy), "--controller", "--out", str(out)]) == 0
-    assert "robustness" not in load_controller(out).about
-    assert "is of checkpoint 7, not t1.npz: left out" in capsys.readouterr().out
-    summary["policy"] = "t1.npz"
-    copy = tmp_path / "copy.npz"
-    for path in (copy, tmp_path / "plain.onnx"):  # each says it, and a policy file keeps it
-        assert cli.main(["export", str(policy), "--out", str(path)]) == 0
+    assert about["policy_sha256"] == summary["policy_sha256"]
+    assert yaml.safe_load(Path("deploy.yaml").read_text()) == about
+    capsys.readouterr()
+    for out in ("copy.npz", "plain.onnx"):  # each says it, and a policy file keeps it
+        assert export(policy, out) == 0
         said = capsys.readouterr().out
         assert "robustness: survives 100% of 16 episodes in 16 worlds; worst: " in said
-    monkeypatch.undo()
-    assert jaxtd3.load(copy).robustness == summary
-    assert cli.main(["export", str(copy), "--controller", "--out", str(out)]) == 0
-    assert load_controller(out).about["robustness"] == summary
-    assert cli.main(["export", str(policy), "--out", str(tmp_path / "p.onnx")]) == 0
-    assert "robustness: not known" in capsys.readouterr().out
+    Path("robustness.json").unlink()
+    assert jaxtd3.load("copy.npz").robustness == summary
+    assert export("copy.npz", "p.onnx") == 0
+    assert "survives 100%" in capsys.readouterr().out
+    # a controller's own trial is of its policy too, and another folder's file is found beside it
+    assert cli.main(try_out("c.onnx", "--worlds", "nominal")) == 0
+    (tmp_path / "else").mkdir()
+    monkeypatch.chdir(tmp_path / "else")
+    fared = package.find_robustness(tmp_path / "copy.npz", jaxtd3.load(tmp_path / "copy.npz"))
+    assert list(fared["by_world"]) == ["nominal"]
+
+
+def test_another_policys_robustness_is_left_out(policy, tmp_path, capsys, monkeypatch):
+    """Its file may have the same name."""
+    monkeypatch.chdir(tmp_path)
+    trained = jaxtd3.load(policy)
+    summary = {"policy": "t1.npz", "policy_sha256": policy_sha256(trained.state, T1)}
+    Path("robustness.json").write_text(json.dumps({"summary": summary}))
+    assert package.find_robustness(policy, trained) == summary
+    other = trained.state.replace(actor=jax.tree.map(lambda x: 2 * x, trained.state.actor))
+    capsys.readouterr()
+    assert package.find_robustness(policy, trained._replace(state=other)) is None
+    said = capsys.readouterr().out
+    assert said == "robustness.json is of t1.npz, not of this t1.npz: left out\n"
+    told = trained._replace(state=other, robustness={"survival": 0.5})
+    assert package.find_robustness(policy, told) == {"survival": 0.5}
+
+
+def test_a_shipped_policy_tells_how_it_fared(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(try_out("t1-flat", "--worlds", "nominal")) == 0
+    capsys.readouterr()
+    assert cli.main(["export", "t1-flat", "--controller"]) == 0
+    assert "robustness: survives 100% of 1 episodes in 1 worlds" in capsys.readouterr().out
+    assert "robustness" in load_controller(Path("controller.onnx")).about
+
+
+def test_a_run_tells_how_it_fared(policy, tmp_path, capsys, monkeypatch):
+    """Of the same checkpoint, and an exported policy file carries it on."""
+    trained, run = jaxtd3.load(policy), tmp_path / "run"
+    run.mkdir()
+    (run / "config.json").write_text(json.dumps(trained.config.to_dict()))
+    store = CheckpointStore(run)
+    store.save({"agent": trained.state}, iteration=7, meta={})
+    store.wait()
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(try_out("run", "--worlds", "nominal")) == 0
+    assert not Path("robustness.json").exists()
+    assert cli.main(["export", "run", "--out", "walk.npz"]) == 0
+    summary = json.loads((run / "robustness.json").read_text())["summary"]
+    assert summary["policy"] == "checkpoint 000000007"
+    walk = jaxtd3.load("walk.npz")
+    assert walk.robustness == summary
+    (run / "robustness.json").rename("robustness.json")
+    assert package.find_robustness(Path("walk.npz"), walk._replace(robustness=None)) == summary
+    Path("robustness.json").rename(run / "robustness.json")
+    later = trained.state.replace(actor=jax.tree.map(lambda x: 2 * x, trained.state.actor))
+    store.save({"agent": later}, iteration=8, meta={})
+    store.wait()
+    capsys.readouterr()
+    assert cli.main(["export", "run", "--out", "walk.npz"]) == 0
+    said = capsys.readouterr().out
+    assert "is of checkpoint 000000007, not of this checkpoint 000000008: left out" in said
+    assert jaxtd3.load("walk.npz").robustness is None
 
 
 def parts_of(name: str, **changes):
@@ -339,12 +400,42 @@ def tile(starts, count):
     return type(starts)(*(np.tile(x, (count, 1)) for x in starts))
 
 
-def test_each_simulation_has_its_own_world(model):
+PAIRED = """
+<mujoco>
+  <worldbody>
+    <geom name="floor" type="plane" size="1 1 1"/>
+    <body pos="0 0 1">
+      <freejoint/>
+      <geom name="trunk" size="0.1"/>
+      <body>
+        <joint name="knee" axis="0 1 0" damping="1"/>
+        <geom name="foot" size="0.1" pos="0 0 -0.3"/>
+      </body>
+    </body>
+  </worldbody>
+  <contact>
+    <pair geom1="foot" geom2="floor" friction="0.6 0.5 0.01 0.002 0.001"/>
+    <pair geom1="trunk" geom2="floor" friction="0.9 0.9 0.02 0.003 0.003"/>
+  </contact>
+  <actuator><position joint="knee" kp="10"/></actuator>
+</mujoco>
+"""
+"""A robot whose feet touch the ground by contact pairs, as G1's do; T1 has none."""
+
+
+@pytest.mark.parametrize("pairs", [0, 2])
+def test_each_simulation_has_its_own_world(model, pairs):
+    if pairs:
+        model = mujoco.MjModel.from_xml_string(PAIRED)
+    assert model.npair == pairs
     worlds = [World("a"), World("b", friction=0.4, mass=1.2, gains=0.8, slope=5.0)]
     batch = mujoco.batch.Batch(model, 2, 1)
     change_model(batch, model, worlds)
+    rows = [("pair_friction", np.s_[:, :2], 0.4), ("pair_friction", np.s_[:, 2:], 1)]
     for name, part, factor in (
+        *rows[:pairs],
         ("geom_friction", np.s_[:, 0], 0.4),
+        ("geom_friction", np.s_[:, 1:], 1),
         ("body_mass", np.s_[:], 1.2),
         ("body_inertia", np.s_[:], 1.2),
         ("actuator_gainprm", np.s_[:, 0], 0.8),

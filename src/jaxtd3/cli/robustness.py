@@ -47,16 +47,17 @@ def robustness_command(args: Robustness, given: Mapping[str, Any]) -> int:
         args.seed,
         told=None if quiet else progress,
     )
+    about = controller.about
+    whose = {"policy": about.get("source"), "policy_sha256": about.get("policy_sha256")}
     results = {
-        "env": controller.about["env"],
-        "robot": controller.about["robot"],
+        "env": about["env"],
+        "robot": about["robot"],
         "policy": name,
         "episodes": episodes,
         "seconds": args.seconds,
         "seed": args.seed,
         "took_seconds": round(time.monotonic() - begin, 2),
-        "summary": summarize(verdicts, episodes, args.seconds)
-        | {"policy": controller.about.get("source")},
+        "summary": summarize(verdicts, episodes, args.seconds) | whose,
         "worlds": [v._asdict() | {"error": v.error} for v in verdicts],
     }
     write(folder, results)

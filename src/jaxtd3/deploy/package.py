@@ -49,6 +49,7 @@ def controller_of(trained: Trained, more: Mapping[str, Any] | None = None) -> Co
     from jaxtd3.deploy.controller_onnx import build_controller
     from jaxtd3.deploy.robot import describe_robot, kind_of
     from jaxtd3.deploy.runtime import Controller
+    from jaxtd3.run.policy import policy_sha256
 
     env, config = trained.env, trained.config
     kind_of(config.env.name)
@@ -57,6 +58,7 @@ def controller_of(trained: Trained, more: Mapping[str, Any] | None = None) -> Co
     hidden, history = observed_by(config.env)
     about = describe_controller(robot, env.spec, bounds, hidden, history)
     about |= {"algo": config.algo, "source": trained.source, "note": trained.note}
+    about["policy_sha256"] = policy_sha256(trained.state, config.env.name)
     about["jaxtd3_version"] = __version__
     about |= dict(more or {})
     state = jax.device_get(trained.state)
@@ -188,9 +190,9 @@ def known_robot(run: Path) -> None:
     kind_of(trained_env(run))
 
 
-def read_robustness(run: Path) -> dict[str, Any] | None:
-    """The summary of robustness.json in a run's folder, if it stands there."""
-    path = run / ROBUSTNESS_FILE
+def read_robustness(folder: Path) -> dict[str, Any] | None:
+    """The summary of robustness.json in a folder, if it stands there."""
+    path = folder / ROBUSTNESS_FILE
     if not path.is_file():
         return None
     try:
@@ -200,12 +202,21 @@ def read_robustness(run: Path) -> dict[str, Any] | None:
 
 
 def find_robustness(run: Path, trained: Trained) -> dict[str, Any] | None:
-    """How a policy fared: as robustness.json says, else its checkpoint or its own file."""
-    tested = read_robustness(run)
-    if tested is not None and tested.get("policy") == trained.source:
-        return tested
-    if tested is not None:
-        print(f"{ROBUSTNESS_FILE} is of {tested.get('policy')}, not {trained.source}: left out")
+    """How a policy fared: as a robustness.json of it says, else its checkpoint or its own file.
+
+    The file stands in a run's folder; for a policy file beside that or in the working folder.
+    """
+    from jaxtd3.run.policy import find_policy, policy_sha256
+
+    file, digest = find_policy(run), policy_sha256(trained.state, trained.config.env.name)
+    folders = [run] if file is None else [file.parent, Path()]
+    for folder in {folder.resolve(): folder for folder in folders}.values():  # each once
+        tested = read_robustness(folder)
+        if tested is not None and tested.get("policy_sha256") == digest:
+            return tested
+        if tested is not None:
+            told = f"is of {tested.get('policy')}, not of this {trained.source}: left out"
+            print(f"{folder / ROBUSTNESS_FILE} {told}")
     return dict(trained.robustness) if isinstance(trained.robustness, Mapping) else None
 
 

@@ -21,6 +21,7 @@ TEXTS = (
     "keyframe",
     "robot_licence",
     "source",
+    "policy_sha256",
     "algo",
     "note",
     "jaxtd3_version",

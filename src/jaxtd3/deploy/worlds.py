@@ -56,7 +56,7 @@ WORLDS = (
 
 
 def choose_worlds(text: str | None) -> tuple[World, ...]:
-    """The worlds named in "nominal,noise"; a name may be cut short as long as it is clear."""
+    """The worlds named in "nominal,noise"; without a text, all."""
     if text is None:
         return WORLDS
     known, found = {world.name: world for world in WORLDS}, []
