@@ -142,6 +142,16 @@ def test_a_floor_is_added_where_there_is_none(tmp_path, capsys):
     assert env.env.action_scale is None
 
 
+@pytest.mark.parametrize(("folder", "place"), [("my.robot", "my.robot"), ("a b", "'a b'")])
+def test_the_readme_names_the_folder_as_it_is(folder, place, tmp_path, monkeypatch):
+    monkeypatch.setattr("jaxtd3.cli.new.check", lambda folder, task: None)
+    assert main(["new", str(tmp_path / folder), "--mjcf", str(mjcf(tmp_path, rest=MOTOR))]) == 0
+    text = (tmp_path / folder / "README.md").read_text()
+    assert text.startswith(f"# {folder}: stand\n")
+    assert f"jaxtd3 envs     --env {place}/env.py:Stand\n" in text
+    assert f"jaxtd3 play     runs/{place}\n" in text
+
+
 def test_names_in_a_model_are_never_code(tmp_path):
     evil = "x&quot;), __import__('os').abort() #'"
     rest = f"{MOTOR}<sensor><gyro name=\"{evil}\" site='i'/></sensor>"
@@ -222,6 +232,7 @@ def test_two_hundred_joints_are_told_to_be_large(tmp_path, capsys):
         ("<mujoco><include file='../out.xml'/></mujoco>", "lies outside the MJCF's folder"),
         ("<mujoco><include file='/etc/passwd'/></mujoco>", "lies outside the MJCF's folder"),
         ("<mujoco><include file='no.xml'/></mujoco>", "no such file no.xml"),
+        ("<mujoco><include file='x/../robot.xml'/></mujoco>", "MuJoCo says"),
         ("<mujoco><include/></mujoco>", "no such file"),
         ("<mujoco><asset><mesh file='../../m.stl'/></asset></mujoco>", "lies outside"),
         (

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import jaxtd3
+from jaxtd3.cli.main import main
 from jaxtd3.envs.metrics import walks
 from jaxtd3.errors import UserError
 from jaxtd3.run import policy
@@ -74,6 +75,16 @@ def test_foreign_and_broken_files_are_refused(saved, tmp_path):
     said("does not fit its own settings")
     changed(path, bad, **{kernel: np.load(path)[kernel] * np.nan})
     said("is not finite")
+
+
+@pytest.mark.parametrize("command", ["evaluate", "play", "render", "export"])
+def test_a_file_has_no_best_checkpoint(saved, command, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    free = ["--port", "0"] if command == "play" else []
+    assert main([command, str(saved[0]), "--best", *free]) == 2
+    said = capsys.readouterr().err.strip()
+    assert said.endswith("--best chooses a run's checkpoint: leave it away for a policy file")
+    assert "\n" not in said
 
 
 def test_names_of_shipped_policies(monkeypatch, saved, tmp_path):

@@ -7,14 +7,19 @@ import shutil
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
+import jaxtd3
 from jaxtd3 import EnvConfig, UserError, make_env, preset
 from jaxtd3.cli.main import main
 from jaxtd3.envs import registry, source
+from jaxtd3.run.load import load as load_trained
+from jaxtd3.run.load import trained_env
+from jaxtd3.run.policy import save_policy
 
 DATA = Path(__file__).parent / "data" / "quadruped"
 
@@ -156,6 +161,99 @@ def test_the_digest_covers_the_mjcf(robot):
         xml.write_text(text)
 
 
+def test_the_digest_covers_all_that_the_mjcf_names(tmp_path):
+    folder = tmp_path / "model"
+    (folder / "assets").mkdir(parents=True)
+    files = {
+        "scene.xml": "<mujoco><include file='robot.xml'/></mujoco>",
+        "robot.xml": "<mujoco><compiler meshdir='assets'/><include file='arm.xml'/>"
+        "<asset><mesh file='leg.stl'/></asset></mujoco>",
+        "arm.xml": "<mujoco><include file='scene.xml'/></mujoco>",
+        "assets/leg.stl": "a mesh",
+    }
+    for name, text in files.items():
+        (folder / name).write_text(text)
+
+    def digest(folder: Path) -> str:
+        task = SimpleNamespace(mjcf=str(folder / "scene.xml"))
+        return source.source_sha256(source.Found(sys, task, None))
+
+    before = digest(folder)
+    (folder / "notes.txt").write_text("not of the model")
+    assert digest(folder) == before
+    for name, text in files.items():
+        (folder / name).write_text(f"{text} ")
+        assert digest(folder) != before, name
+        (folder / name).write_text(text)
+    assert digest(folder) == before
+    assert digest(folder.rename(tmp_path / "moved")) == before
+
+
+def untrained(folder: Path, name: str) -> Path:
+    """A policy file of an environment that is named as from the working folder."""
+    config = preset(name, profile="cpu", actor_hidden=8, critic_hidden=8)
+    agent = jaxtd3.fast_td3(make_env(EnvConfig(name, num_envs=1)).spec, config.agent)
+    path = folder / "policy.npz"
+    save_policy(path, agent.init(jax.random.key(0)), config, {})
+    return path
+
+
+def test_a_relative_reference_is_found_above_the_run(tmp_path, monkeypatch):
+    """From any folder, and after all of it was moved."""
+    project = tmp_path / "project"
+    (project / "quad").mkdir(parents=True)
+    write(project / "quad")
+    run = project / "runs" / "one"
+    run.mkdir(parents=True)
+    monkeypatch.chdir(project)
+    policy = untrained(project / "runs", "quad/mine.py:Walk")
+    preset("quad/mine.py:Walk", profile="cpu").save(run / "config.json")
+    assert trained_env(run) == "quad/mine.py:Walk"
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    project = project.rename(tmp_path / "moved")
+    for given in (project / "runs" / "one", Path("../moved/runs/one")):
+        assert trained_env(given) == f"{project}/quad/mine.py:Walk"
+    trained = load_trained(project / "runs" / policy.name)
+    assert trained.config.env.name == f"{project}/quad/mine.py:Walk"
+    assert trained.act(np.zeros(1)).shape == (1,)
+
+
+def test_where_a_relative_reference_is_not_looked_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "shared" / "mine" / "run"
+    run.mkdir(parents=True)
+    write(run)
+    assert source.located("mine.py:Walk", run) == "mine.py:Walk"  # a run brings no code
+    write(tmp_path / "shared")
+    found = f"{tmp_path / 'shared' / 'mine.py'}:Walk"
+    assert source.located("mine.py:Walk", run) == found
+    (tmp_path / "shared").chmod(0o777)  # anybody may have put it there
+    assert source.located("mine.py:Walk", run) == "mine.py:Walk"
+    for same in ("Cheetah", "package.mine:Walk", f"{tmp_path}/mine.py:Walk"):
+        assert source.located(same, run) == same
+
+
+def test_all_that_use_a_policy_tell_of_changed_code(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = write(tmp_path)
+    policy = str(untrained(tmp_path, f"{path}:Walk"))
+    commands = (
+        ["evaluate", policy, "--episodes", "1", "--impl", "native,jax"],
+        ["render", policy],  # refused later: there is nothing to show
+        ["export", policy, "--out", "again.npz"],
+        ["play", policy, "--port", "0"],  # as well
+    )
+    said = "changed since: the code of"
+    main(commands[2])
+    assert said not in capsys.readouterr().err
+    path.write_text(path.read_text() + "# another day\n")
+    for command in commands:
+        main(command)
+        assert capsys.readouterr().err.count(said) == 1, command
+
+
 PLAYGROUND = """
     import functools
     from mujoco_playground import dm_control_suite
@@ -206,6 +304,21 @@ def test_playground_environments_of_ones_own_train(tmp_path):
     summary = json.loads((run / "summary.json").read_text())
     assert summary["iterations"] == 4
     # the length that the file registers, not the 1000 steps of the class it stands on
+    assert summary["final_length"] == 77
+
+
+def test_locomotion_of_ones_own_trains_and_resumes(tmp_path):
+    text = PLAYGROUND.replace("TestsCartpole", "TestsWalker").replace("MyCartpole", "MyWalker")
+    text = text.replace("dm_control_suite.register", "locomotion.register")
+    text = text.replace("playground import dm_control_suite", "playground import locomotion")
+    name = f"{write(tmp_path, text, 'walks.py')}:TestsWalker"
+    assert registry.suite_of(name) == "locomotion"
+    run = tmp_path / "run"
+    flags = ["--run-dir", str(run), "--no-video", "--quiet"]
+    assert main(["train", "--env", name, "--impl", "native", *SHORT.split(), *flags]) == 0
+    assert main(["train", "--resume", "--iterations", "8", *flags]) == 0
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["env"], summary["iterations"]) == (name, 8)
     assert summary["final_length"] == 77
 
 
@@ -353,7 +466,6 @@ def test_play_gives_the_command(trained):
 
 def test_filming(trained, tmp_path):
     from jaxtd3.output import video as render
-    from jaxtd3.run.load import load as load_trained
 
     config, env, agent, state, *_ = load_trained(trained)
     model = render.model_of(env)

@@ -21,7 +21,7 @@ from PIL import Image
 
 import jaxtd3
 from jaxtd3.cli import main as cli
-from jaxtd3.cli.sweep import with_curves
+from jaxtd3.cli.sweep import Plan, decide, with_curves
 from jaxtd3.config.config import load_config
 from jaxtd3.envs import metrics
 from jaxtd3.envs.cruise import Cruise, steady_speed
@@ -194,6 +194,44 @@ def test_resume_keeps_its_settings(swept, capsys, tmp_path, monkeypatch):
     said = fails([*base, "--resume", "--grid", "energy=0,-9"], capsys)
     assert "a resumed sweep keeps its settings: leave --grid out" in said
     assert "unknown metric 'tracking'" in fails([*base, "--resume", "--metric", "tracking"], capsys)
+
+
+OWN = """
+import jax
+import jax.numpy as jnp
+from jaxtd3 import EnvSpec, EnvStep
+
+
+class Own:
+    spec = EnvSpec("Own", obs_size=1, action_size=1, episode_length=20)
+
+    def reset(self, key):
+        return jnp.zeros(1), jnp.zeros(1)
+
+    def step(self, x, action):
+        return EnvStep(x, x, x[0], jnp.zeros(0), x[0] > 1)
+"""
+
+
+def test_resume_tells_of_changed_code(tmp_path):
+    """With or without the same flags; other settings are refused as ever."""
+    path = tmp_path / "own.py"
+    path.write_text(OWN)
+    given = {"env": f"{path}:Own", "grid": [["agent.gamma=0.8,0.9"]]}
+    again = cli.Sweep(**given)
+    config, space, notes = decide(again, given, None)
+    assert not any("changed since" in note for note in notes)
+    saved = Plan(config, space, 2)
+    path.write_text(f"{OWN}# another day\n")
+    for asked in ({}, given):
+        now, _, notes = decide(cli.Sweep(**asked), asked, saved)
+        (said,) = [note for note in notes if "changed since" in note]
+        assert f"the code of {path}:Own: sha256 {config.env.source_sha256[:12]} -> " in said
+        assert now == config.override({"source_sha256": now.env.source_sha256})
+        assert now != config
+    other = {"grid": [["agent.gamma=0.8,0.95"]]}
+    with pytest.raises(jaxtd3.UserError, match="leave --grid out"):
+        decide(cli.Sweep(**other), other, saved)
 
 
 # --- every mistake is one line ------------------------------------------------------------------

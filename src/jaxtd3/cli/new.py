@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import sys
 import tempfile
@@ -121,7 +122,8 @@ def template_values(folder: Path, mjcf: Mjcf, model: mujoco.MjModel, task: str) 
     gyro = sensor_of(model, mujoco.mjtSensor.mjSENS_GYRO)
     grounded = task == "reach" or floor(model).there
     values = {
-        "title": re.sub(r"[^A-Za-z0-9_ -]", "", folder.name) or "robot",
+        "title": re.sub(r"[^A-Za-z0-9_. -]", "", folder.name) or "robot",
+        "folder": shlex.quote(folder.name),
         "task": task,
         "cls": task.capitalize(),
         "mjcf": repr(str(mjcf.main) if grounded else "scene.xml"),

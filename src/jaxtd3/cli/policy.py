@@ -12,6 +12,7 @@ from jaxtd3.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from jaxtd3.cli.main import Envs, Evaluate, Export, Render
+    from jaxtd3.config.config import Config
 
 
 def evaluate_command(args: Evaluate, given: Mapping[str, Any]) -> int:
@@ -38,13 +39,30 @@ def evaluate_command(args: Evaluate, given: Mapping[str, Any]) -> int:
 
 
 def impl_list(text: str) -> list[str]:
-    """["native", "jax"] of "native,jax"."""
+    """["native", "jax"] of "native,jax", each once; native alone puts JAX on the CPU."""
+    import jax
+
+    from jaxtd3.envs.batch import choose_impl
+
     known = ("auto", "native", "jax", "warp")
     found = text.split(",")
     for name in found:
         if name not in known:
             raise UserError(nearest("impl", name, known))
-    return found
+    if set(found) == {"native"}:
+        jax.config.update("jax_platforms", "cpu")  # C MuJoCo runs there
+    elif "native" in found and jax.default_backend() != "cpu":
+        raise UserError(f"--impl {text}: native runs on a CPU alone, so set JAX_PLATFORMS=cpu")
+    return list(dict.fromkeys(map(choose_impl, found)))
+
+
+def tell_changes(config: Config) -> None:
+    """Say on stderr what `train --resume` would say of code that has changed since."""
+    from jaxtd3.cli.train import compare_saved
+    from jaxtd3.run.load import as_now
+
+    for line in compare_saved(config, as_now(config)):
+        print(line, file=sys.stderr)
 
 
 def evaluate_on(args: Evaluate, impl: str) -> dict[str, Any]:
@@ -60,6 +78,8 @@ def evaluate_on(args: Evaluate, impl: str) -> dict[str, Any]:
 
     changes = {"impl": impl, "sim_dt": args.sim_dt}
     config, env, agent, state, source, note, _ = load(args.run, args.best, **changes)
+    if impl == impl_list(args.impl)[0]:
+        tell_changes(config)
     seed = config.run.seed if args.seed is None else args.seed
     episodes = args.episodes or config.run.eval_episodes
     weights = reward_weights(env.spec, config.env.weights)
@@ -93,6 +113,7 @@ def render_command(args: Render, given: Mapping[str, Any]) -> int:
     if args.steps is not None and args.steps < 1:
         raise UserError(f"--steps {args.steps} is below 1")
     config, env, agent, state, *_ = load(args.run, args.best)
+    tell_changes(config)
     key = run_keys(config.run.seed if args.seed is None else args.seed).render
     command = list(args.command) or None
     out = render_video(
@@ -121,6 +142,7 @@ def export_command(args: Export, given: Mapping[str, Any]) -> int:
         raise UserError(f"{out.parent} is not a folder")
     trained = load(args.run, args.best)
     config, source = trained.config, trained.source
+    tell_changes(config)
     about: dict[str, Any] = {"algo": config.algo, "source": source}
     fared = find_robustness(args.run, trained)
     if fared is not None:

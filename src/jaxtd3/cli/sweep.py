@@ -115,12 +115,17 @@ def decide(
     """Settings and space: of the flags, or of the sweep to go on with."""
     from dataclasses import replace
 
-    from jaxtd3.cli.train import settings
+    from jaxtd3.cli.train import compare_saved, settings
+    from jaxtd3.run.load import as_now
     from jaxtd3.sweep.plan import read_space
 
     asked = sorted(set(given) - FREE)
+    changed: list[str] = []
+    if saved is not None:  # what has changed since can be the code alone
+        now = as_now(saved.config)
+        changed, saved = compare_saved(saved.config, now), replace(saved, config=now)
     if saved is not None and not asked:
-        return saved.config, saved.space, []
+        return saved.config, saved.space, changed
     train = as_train(args)
     if saved is not None and train.env is None:
         train = replace(train, env=saved.config.env.name)
@@ -138,7 +143,7 @@ def decide(
     ):
         flags = ", ".join("--" + name.replace("_", "-") for name in asked)
         raise UserError(f"a resumed sweep keeps its settings: leave {flags} out")
-    return config, space, notes
+    return config, space, notes + changed
 
 
 def with_curves(config: Config) -> Config:

@@ -13,8 +13,11 @@ import importlib
 import importlib.metadata
 import importlib.util
 import inspect
+import os
+import stat
 import sys
 import traceback
+import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -63,10 +66,32 @@ def find(reference: str) -> Found:
     place, _, attribute = reference.rpartition(":")
     if not place or not attribute:
         raise UserError(f"--env {reference}: write file.py:Class or package.module:Class")
-    is_file = place.endswith(".py") or "/" in place or "\\" in place
-    module = load_file(Path(place), reference) if is_file else load_module(place, reference)
+    named = names_file(place)
+    module = load_file(Path(place), reference) if named else load_module(place, reference)
     file = getattr(module, "__file__", None)
     return Found(module, getattr(module, attribute, None), Path(file) if file else None)
+
+
+def names_file(place: str) -> bool:
+    """Whether the part before the colon is a file, not a module."""
+    return place.endswith(".py") or "/" in place or "\\" in place
+
+
+def located(reference: str, run: Path) -> str:
+    """A reference to a file as it is found from here, or else from the folders above a run.
+
+    What was moved together is found together. The run's own folder is not searched: it holds no
+    code. Nor is any from the first one on that everybody may write to.
+    """
+    place, _, attribute = reference.rpartition(":")
+    if not names_file(place) or Path(place).is_absolute() or Path(place).is_file():
+        return reference
+    for folder in run.resolve().parents:
+        if folder.stat().st_mode & stat.S_IWOTH:
+            break
+        if (folder / place).is_file():
+            return f"{folder / place}:{attribute}"
+    return reference
 
 
 def load_file(path: Path, reference: str) -> ModuleType:
@@ -131,13 +156,41 @@ def unknown(reference: str, found: Found, more: tuple[str, ...] = ()) -> UserErr
 
 
 def source_sha256(found: Found) -> str:
-    """A digest of the file that defines an environment, and of the MJCF that it names."""
+    """A digest of the file that defines an environment, and of the MJCF with all that it names."""
     digest = hashlib.sha256()
     mjcf = getattr(found.make, "mjcf", None)
-    for path in (found.file, mjcf):
-        if path and Path(path).is_file():
-            digest.update(Path(path).read_bytes())
+    for path in (found.file, *(mjcf_files(Path(mjcf)) if mjcf else ())):
+        if path and path.is_file():
+            digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+def mjcf_files(main: Path) -> list[Path]:
+    """An MJCF, then every file that it names and that is there: included XML, meshes, textures."""
+    top = main.absolute().parent
+    names, folders, found = {main.name}, {top}, dict.fromkeys([top / main.name])
+    unread = [*found]
+    while unread:
+        for path in unread:
+            read_names(path, top, names, folders)
+        near = {Path(os.path.normpath(f / name)) for f in folders for name in names}
+        unread = sorted(path for path in near if path not in found and path.is_file())
+        found |= dict.fromkeys(unread)
+    return [*found]
+
+
+def read_names(path: Path, top: Path, names: set[str], folders: set[Path]) -> None:
+    """Add what an XML file names, and the folders that it may mean; other files name nothing."""
+    try:
+        tree = ET.fromstring(path.read_bytes())
+    except (ET.ParseError, OSError, ValueError):
+        return
+    kept = {""}
+    for element in tree.iter():
+        kept |= {element.get(key, "") for key in ("meshdir", "texturedir", "assetdir")}
+        named = {value for key, value in element.attrib.items() if key.startswith("file")}
+        names |= {value.replace("\\", "/") for value in named if value}
+    folders |= {base / folder for base in (top, path.parent) for folder in kept}
 
 
 # --- errors -------------------------------------------------------------------------------------

@@ -43,6 +43,7 @@ class Mjcf:
 
     def _read_xml(self, name: PurePosixPath, why: str) -> list[tuple[PurePosixPath, ET.Element]]:
         """The XML trees of a file and of all that it includes."""
+        name = PurePosixPath(os.path.normpath(name))
         if name in self.files:
             return []
         text = self._take(name, why)

@@ -14,6 +14,8 @@ from jaxtd3.config.config import Config, load_config
 from jaxtd3.core.types import Agent, Array, BatchEnv
 from jaxtd3.envs import make_env
 from jaxtd3.envs.batch import undisturbed
+from jaxtd3.envs.registry import sha256_of
+from jaxtd3.envs.source import located
 from jaxtd3.errors import UserError
 from jaxtd3.output.rundir import CONFIG_FILE, require_run
 from jaxtd3.run.checkpoint import locate, read_meta, restore_agent, verify
@@ -45,6 +47,8 @@ def load(run: str | Path, best: bool = False, **changes: Any) -> Trained:
     run = Path(run)
     file = find_policy(run)
     if file is not None:
+        if best:
+            raise UserError("--best chooses a run's checkpoint: leave it away for a policy file")
         policy = read_policy(file)
         config = policy.config
     else:
@@ -52,6 +56,7 @@ def load(run: str | Path, best: bool = False, **changes: Any) -> Trained:
         config = load_config(run / CONFIG_FILE)
         checkpoint = best_checkpoint(run) if best else locate(run)[0]
     config = config.override({"impl": "auto", "physics_threads": 0})  # another machine's choice
+    config = config.override({"name": located(config.env.name, file or run)})
     try:
         quiet = undisturbed(config.env)  # as the run's own evaluations
         env = make_env(dataclasses.replace(quiet, **changes))
@@ -85,5 +90,10 @@ def trained_env(run: Path) -> str:
     """The environment that a policy was trained in."""
     file = find_policy(run)
     if file is not None:
-        return read_policy(file).config.env.name
-    return load_config(require_run(run) / CONFIG_FILE).env.name
+        return located(read_policy(file).config.env.name, file)
+    return located(load_config(require_run(run) / CONFIG_FILE).env.name, run)
+
+
+def as_now(config: Config) -> Config:
+    """Settings with the digest that the environment's code has now."""
+    return config.override({"source_sha256": sha256_of(config.env.name)})

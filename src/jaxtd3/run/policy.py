@@ -84,6 +84,13 @@ def read_policy(path: Path) -> PolicyFile:
     return PolicyFile(config_from_dict(about.pop("config", None), str(path)), arrays, about)
 
 
+def policy_sha256(agent: Any, env: str) -> str:
+    """A digest of what acts in an environment, the same in a checkpoint and in a policy file."""
+    from jaxtd3.run.arrays import state_sha256
+
+    return state_sha256({env: {part: getattr(agent, part) for part in PARTS}})
+
+
 def fill_agent(policy: PolicyFile, template: Any, where: str) -> Any:
     """An agent's state that acts as the policy; what acting does not need is zero."""
     import jax
