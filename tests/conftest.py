@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 FLAG = "--xla_cpu_experimental_ynn_fusion_type="
@@ -21,6 +22,38 @@ jax.config.update(
     os.environ.get("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax")),
 )
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # as runtime.prepare
+
+# Files that judge the compiled program itself, or run one for so long that it must be a fast one.
+# All others compile in two thirds of the time without most optimisations, they and their children.
+OPTIMIZED = {
+    f"test_{name}"
+    for name in (
+        "bench",
+        "bench_physics",
+        "learning",
+        "linear",
+        "lineage",
+        "numerics",
+        "parity",
+        "prioritized",
+        "probes",
+        "program",
+        "sharding",
+    )
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def optimizations(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Most of XLA's optimisations are off, but in OPTIMIZED."""
+    off = request.path.stem not in OPTIMIZED
+    with pytest.MonkeyPatch.context() as patch:
+        if off:
+            patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+        before = jax.config.values["jax_disable_most_optimizations"]
+        jax.config.update("jax_disable_most_optimizations", off)
+        yield
+        jax.config.update("jax_disable_most_optimizations", before)
 
 
 @pytest.fixture(scope="session")

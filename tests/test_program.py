@@ -168,10 +168,17 @@ def test_what_is_stored_is_what_the_env_received(program):
     assert np.abs(actions).max() <= 1
 
 
-@pytest.mark.parametrize("impl", ["jax", "warp"])
-def test_g1_lowers_for_cuda(impl):
+@pytest.mark.parametrize(
+    ("name", "impl"),
+    [
+        ("G1JoystickFlatTerrain", "warp"),
+        ("CartpoleBalance", "jax"),
+        pytest.param("G1JoystickFlatTerrain", "jax", marks=pytest.mark.slow),
+    ],
+)
+def test_the_chunk_lowers_for_cuda(name, impl):
     """The whole chunk, traced and lowered for an NVIDIA GPU on a machine without one."""
-    _, env, fns = build("G1JoystickFlatTerrain", impl=impl, symmetry="off")
+    _, env, fns = build(name, impl=impl, symmetry="off")
     state = jax.eval_shape(fns.init, jax.random.key(0))
     chunk = jaxtd3.make_chunk(fns.train_step, 2)
     lowered = chunk.trace(state).lower(lowering_platforms=("cuda",))
