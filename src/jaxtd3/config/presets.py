@@ -288,16 +288,26 @@ PROFILES: dict[str, list[tuple[str, Changes]]] = {
                 "checkpoint_every": 1_000,
             },
         ),
-        (  # the two robots' own rewards price the pose and the hips differently
+        (
+            # The two robots' own rewards price the pose and the hips differently. G1 turns to and
+            # fro with every step unless turning counts for more; and where standing still is dear
+            # before it can stand, it ends the episode as soon as it is told to.
             "locomotion/G1Joystick*",
             {
                 "weights": {
                     **HUMANOID_REWARDS,
+                    "tracking_ang_vel": 12.0,
                     "pose": -3.0,
                     "joint_deviation_hip": -2.5,
-                    "stand_still": -6.0,
+                    "stand_still": -3.0,
+                    "termination": -500.0,
                 },
-                "curriculum_weights": {**STEPS_FIRST, "pose": -2.0, "stand_still": -3.0},
+                "curriculum_weights": {
+                    **STEPS_FIRST,
+                    "tracking_ang_vel": 8.0,
+                    "pose": -2.0,
+                    "stand_still": -0.5,
+                },
             },
         ),
         ("dm_control/Cheetah*", {"iterations": 6_000, "cdq": False}),
