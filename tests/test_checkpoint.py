@@ -177,6 +177,23 @@ def test_save_owns_its_memory(tmp_path, monkeypatch):
     assert np.all(restore(store, {"x": y}).state["x"] == 0)
 
 
+def test_memory_goes_back_after_a_save_that_fails_too(tmp_path, monkeypatch):
+    """Held by the saving threads, it grew by a replay buffer within half an hour."""
+    seen = []
+    monkeypatch.setattr(checkpoint, "give_back", lambda: seen.append(store.last_error))
+    store = CheckpointStore(tmp_path)
+    save(store, {"x": jnp.ones(3)}, 1)
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "write_arrays", full)
+    store.save({"x": jnp.ones(3)}, iteration=2, meta={})
+    store.wait()
+    assert seen[0] is None
+    assert "No space left" in seen[1]
+
+
 def test_restored_arrays_are_donated_in_place(tmp_path):
     store = CheckpointStore(tmp_path)
     x = {"x": jnp.ones(1 << 16)}

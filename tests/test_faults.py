@@ -103,12 +103,13 @@ def rows_of(rates, compiled=None):
     ("fails", "sizes", "rates", "compiled"),
     [
         (set(), [1000 + i % 20 for i in range(100)], [50.0] * 100, None),
+        (set(), [1000 + 900 * (i % 10 == 0) for i in range(100)], [50.0] * 100, None),
         ({1}, [1000 + 2 * i for i in range(100)], [50.0] * 100, None),
         ({2}, [1000] * 100, [50 - i / 10 for i in range(100)], None),
         ({3}, [1000] * 100, [50.0] * 100, [9.0] * 60 + [9.5] * 40),
         (set(), [100 + i * 20 for i in range(15)] + [1000] * 85, [1.0] * 15 + [50.0] * 85, None),
     ],
-    ids=["flat", "a leak", "slower and slower", "traced again", "a warm-up"],
+    ids=["flat", "saves", "a leak", "slower and slower", "traced again", "a warm-up"],
 )
 def test_soak_is_judged(fails, sizes, rates, compiled):
     samples = [(i + 1.0, size) for i, size in enumerate(sizes)]

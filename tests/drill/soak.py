@@ -27,10 +27,15 @@ def resident(pid: int) -> int | None:
     return pages * os.sysconf("SC_PAGESIZE")
 
 
-def spread(values: list[float]) -> float:
-    """The largest distance from the median, as a share of it."""
-    middle = median(values)
-    return max(abs(v - middle) for v in values) / middle if middle else float("inf")
+def rise(samples: list[tuple[float, float]]) -> float:
+    """How far the least of the last third is above the least of the first, as a share.
+
+    The least, because a save copies the state for a while.
+    """
+    begin, end = samples[0][0], samples[-1][0]
+    third = (end - begin) / 3
+    first = min(x for t, x in samples if t <= begin + third)
+    return min(x for t, x in samples if t >= end - third) / first - 1
 
 
 def drift(values: list[float]) -> float:
@@ -72,10 +77,13 @@ def judge(
     whole = code == 0 and end >= seconds
     yield Line(f"{seconds:.0f} s of {env}", whole, f"exit code {code}, trained {end:.0f} s")
     # Without the end: its evaluation, policy and report are not training.
-    sizes = [s / 2**20 for t, s in samples if WARM_UP * seconds < t < 0.98 * seconds]
-    wide = spread(sizes) if sizes else float("inf")
-    shown = f"{median(sizes):.0f} MiB ± {100 * wide:.1f} %" if sizes else "not told here"
-    yield Line("memory of the process is flat", wide <= FLAT, f"{shown} after warm-up")
+    sizes = [(t, s / 2**20) for t, s in samples if WARM_UP * seconds < t < 0.98 * seconds]
+    risen = rise(sizes) if sizes else float("inf")
+    shown = "not told here"
+    if sizes:
+        least, most = min(s for _, s in sizes), max(s for _, s in sizes)
+        shown = f"{least:.0f} MiB, {most:.0f} while saving, the least rose by {100 * risen:.1f} %"
+    yield Line("memory of the process is flat", risen <= FLAT, f"{shown} after warm-up")
     steady = [r for r in rows[:-1] if r["seconds"] > WARM_UP * seconds]
     rates = [r["time/iterations_per_second"] for r in steady]
     moved = drift(rates) if rates else float("inf")

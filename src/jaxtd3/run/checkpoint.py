@@ -38,6 +38,7 @@ from jaxtd3.run.arrays import (
     to_host,
     write_arrays,
 )
+from jaxtd3.run.memory import give_back
 
 __all__ = [
     "CheckpointStore",
@@ -125,7 +126,7 @@ class CheckpointStore:
             return
         arrays = {name: to_host(leaf) for name, leaf in leaves.items()}
         self._thread = threading.Thread(
-            target=self._write, args=(int(iteration), arrays, text), name="checkpoint"
+            target=self._write_beside, args=(int(iteration), arrays, text), name="checkpoint"
         )
         self._thread.start()
 
@@ -144,6 +145,10 @@ class CheckpointStore:
         self.wait()
         good = (path for path in _checkpoints(self.directory) if not verify(path))
         return next((f"last good checkpoint: {path}" for path in good), "no checkpoint yet")
+
+    def _write_beside(self, *what: Any) -> None:
+        self._write(*what)
+        give_back()
 
     def _write(self, iteration: int, arrays: dict[str, Any], text: str) -> None:
         """Write and publish a checkpoint; several processes write their parts, the first seals."""

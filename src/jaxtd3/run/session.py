@@ -136,6 +136,7 @@ class Session:
         seconds = self.clock["compile"] - before
         how = "from the cache" if compile_log().hits > hits else "not in the cache yet"
         self.ui.note(f"compiled the training program in {duration(seconds)} ({how})")
+        memory.give_back()
         usage = compiled.memory_analysis()
         workspace = getattr(usage, "temp_size_in_bytes", 0)
         memory.check(self.config, self.program.shapes, workspace)
@@ -280,6 +281,7 @@ class Session:
             return
         with self.clock("other"):
             artifacts.show_so_far(self, state, film)
+            memory.give_back()
         end = time.perf_counter()
         self.next_report = end + REPORT_PAUSE * (end - begin)
 
@@ -288,6 +290,7 @@ class Session:
         row = self.times() | self.evaluate(state)
         self.first = row["eval/return"]
         self.write(row)
+        memory.give_back()  # evaluations were compiled
 
     def is_best(self, score: float) -> bool:
         """True for an evaluation above all earlier ones: its checkpoint is worth keeping."""
