@@ -179,8 +179,8 @@ def scaled(config: Config) -> tuple[Config, list[str]]:
     sizes = {"num_envs": config.env.num_envs, "batch_size": config.replay.batch_size}
     config = config.override({name: value * count for name, value in sizes.items()})
     ring = config.env.num_envs * config.replay.length
-    told = f"per device on {count}: {config.env.num_envs} envs, batch {config.replay.batch_size}"
-    return config, [f"{told}, ring of {ring:,} transitions in all"]
+    text = f"per device on {count}: {config.env.num_envs} envs, batch {config.replay.batch_size}"
+    return config, [f"{text}, ring of {ring:,} transitions in all"]
 
 
 def base_config(args: Train) -> tuple[Config | None, Config | None]:
@@ -253,14 +253,14 @@ def run(
     if physics is not None:
         ui.note(f"physics: {physics}")
     memory.check(config, program.shapes)
-    judge = None
+    evaluate_robust = None
     if config.run.best == "robust":
-        from jaxtd3.deploy.judge import make_judge
+        from jaxtd3.deploy.evaluate import make_robust_evaluate
 
-        judge = make_judge(program)
+        evaluate_robust = make_robust_evaluate(program)
     options = Options(**{f.name: getattr(args, f.name) for f in dataclasses.fields(Options)})
     try:
-        return Session(program, run_dir, options, ui, judge).run()
+        return Session(program, run_dir, options, ui, evaluate_robust).run()
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise

@@ -215,8 +215,8 @@ def find_robustness(run: Path, trained: Trained) -> dict[str, Any] | None:
         if tested is not None and tested.get("policy_sha256") == digest:
             return tested
         if tested is not None:
-            told = f"is of {tested.get('policy')}, not of this {trained.source}: left out"
-            print(f"{folder / ROBUSTNESS_FILE} {told}")
+            reason = f"is of {tested.get('policy')}, not of this {trained.source}: left out"
+            print(f"{folder / ROBUSTNESS_FILE} {reason}")
     return dict(trained.robustness) if isinstance(trained.robustness, Mapping) else None
 
 
@@ -325,6 +325,6 @@ def unlike(name: str, given: Any, right: Any) -> list[str]:
 def shapes(controller: Controller) -> list[str]:
     """Inputs of the graph that are not as the metadata says."""
     about = controller.about
-    told = {name: [size] for name, size in about["inputs"].items()} | about["state"]
+    described = {name: [size] for name, size in about["inputs"].items()} | about["state"]
     real = {node.name: list(node.shape[1:]) for node in controller.session.get_inputs()}
-    return unlike("inputs", real, {name: list(shape) for name, shape in told.items()})
+    return unlike("inputs", real, {name: list(shape) for name, shape in described.items()})

@@ -71,10 +71,11 @@ class Session:
         run_dir: Path,
         options: Options,
         ui: Progress,
-        judge: Callable[[Any], dict[str, Any]] | None = None,
+        evaluate_robust: Callable[[Any], dict[str, Any]] | None = None,
     ):
-        """`judge`: tries an agent's state in many worlds; its `score` then says what is best."""
-        self.program, self.options, self.ui, self.judge = program, options, ui, judge
+        """`evaluate_robust` tries an agent's state in many worlds; its `score` ranks it."""
+        self.program, self.options, self.ui = program, options, ui
+        self.evaluate_robust = evaluate_robust
         self.run_dir = run_dir.absolute()  # Orbax takes no other
         self.config = program.config
         self.clock, self.keys = Clock(), run_keys(program.config.run.seed)
@@ -84,8 +85,8 @@ class Session:
         self.first: float | None = None  # the return of the weights it began with
         self.saved: int | None = None
         self.error: str | None = None
-        self.judged: dict[str, Any] = {}  # what the judge said of the last evaluation
-        self.measure = "eval/return" if judge is None else "eval/robust_score"
+        self.robustness: dict[str, Any] = {}  # of the last evaluation
+        self.measure = "eval/return" if evaluate_robust is None else "eval/robust_score"
         self.start_seconds = 0.0
         self.next_report = time.perf_counter() + FIRST_REPORT
         self.sized = False  # the size of a checkpoint has been told
@@ -341,19 +342,20 @@ class Session:
         verdict = walks(found)
         if verdict is not None:
             found["walks"] = float(verdict)
-        if self.judge is not None:
+        if self.evaluate_robust is not None:
             found |= self.in_worlds(state)
         return {f"eval/{name}": value for name, value in found.items()}
 
     def in_worlds(self, state: TrainState) -> dict[str, float]:
-        """What the judge says, of one process; the others hear it."""
+        """How the policy fares in many worlds: one process tries it and tells the others."""
         said = "{}"
         with self.clock("eval"):
             if processes.is_first():
-                said = json.dumps(self.judge(jax.device_get(state.agent)))  # type: ignore[misc]
-            self.judged = json.loads(processes.from_first(said))
+                found = self.evaluate_robust(jax.device_get(state.agent))  # type: ignore[misc]
+                said = json.dumps(found)
+            self.robustness = json.loads(processes.from_first(said))
         names = ("score", "survival", "tracking_error")
-        return {f"robust_{name}": float(self.judged[name]) for name in names}
+        return {f"robust_{name}": float(self.robustness[name]) for name in names}
 
     def write(self, row: dict[str, Any]) -> None:
         with self.clock("other"):
@@ -398,8 +400,8 @@ class Session:
                 "env_steps": self.env_steps,
                 "clock": dict(self.clock.seconds),
             }
-            if self.judged and score is not None:
-                meta["robustness"] = self.judged
+            if self.robustness and score is not None:
+                meta["robustness"] = self.robustness
             self.store.save(
                 state,
                 iteration=self.iteration,
