@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -192,6 +194,12 @@ def test_private_names_of_others_are_there():
         assert thirdparty.private(name) is not None
         assert known.why
         assert known.seen
+
+
+def test_what_has_private_names_has_an_upper_bound():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    bounded = {re.split(r"[<>=]", line)[0] for line in project["dependencies"] if "<" in line}
+    assert {known.package for known in thirdparty.PRIVATE.values()} <= bounded
 
 
 def test_a_private_name_that_is_gone_is_named(monkeypatch):
