@@ -149,7 +149,7 @@ def settings(args: Train, given: Mapping[str, Any]) -> tuple[Config, list[str]]:
     env, algo, profile = labels["env"], labels["algo"] or "fasttd3", labels["profile"] or "auto"
     if env is None:
         raise UserError("--env is missing: `jaxtd3 envs` lists the environments")
-    changes = base.flat() if base is not None else {}
+    changes = base.by_name() if base is not None else {}
     known = field_names()
     changes |= {k: v for k, v in given.items() if k in known}
     changes.pop("name", None)
@@ -209,8 +209,8 @@ def compare_saved(saved: Config, config: Config) -> list[str]:
     """What changed since the run was started; refused where it cannot."""
     from jaxtd3.config.sections import KEPT
 
-    old = {"algo": saved.algo, **saved.flat()}
-    new = {"algo": config.algo, **config.flat()}
+    old = {"algo": saved.algo, **saved.by_name()}
+    new = {"algo": config.algo, **config.by_name()}
     changed = {k: f"{k}: {old[k]} -> {new[k]}" for k in new if old[k] != new[k]}
     fixed = {"algo", *(name.partition(".")[2] for name in KEPT)}
     refused = [text for name, text in changed.items() if name in fixed]

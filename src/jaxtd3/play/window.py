@@ -43,7 +43,7 @@ EVERY = 0.2  # simulated seconds between texts
 MOST_SHOWN = 6  # numbers of an observation
 
 
-def keys_told() -> str:
+def describe_keys() -> str:
     """All keys in one line."""
     return ", ".join(f"{key.name}: {key.does}" for key in KEYS)
 

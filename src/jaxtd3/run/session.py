@@ -90,8 +90,8 @@ class Session:
         self.start_seconds = 0.0
         self.next_report = time.perf_counter() + FIRST_REPORT
         self.sized = False  # the size of a checkpoint has been told
-        self.told_time = False
-        self.lost_told = False  # environment steps that are left out
+        self.announced_time = False
+        self.announced_loss = False  # environment steps that are left out
 
     def run(self) -> dict[str, Any]:
         """Train, and leave a complete run directory; the summary."""
@@ -314,9 +314,9 @@ class Session:
         quarantined = row["env/quarantined"]
         trouble = getattr(getattr(self.program.env.env, "physics", None), "trouble", "")
         lost = nonfinite.all_lost(quarantined, steps, length, trouble)
-        if quarantined and not (lost or self.lost_told):
+        if quarantined and not (lost or self.announced_loss):
             self.ui.note(nonfinite.some_lost(quarantined, trouble))
-            self.lost_told = True
+            self.announced_loss = True
         bad = nonfinite.reached(health, self.config.agent.max_bad_updates) or lost
         if bad is not None:
             self.error = f"{bad}; {self.store.last_good()}; {nonfinite.dump(self, state)}"
@@ -382,12 +382,12 @@ class Session:
 
     def tell_time(self, left: float) -> None:
         """Once, after the first chunk: how long it will take, where somebody might walk away."""
-        if not self.told_time and left >= LONG:
+        if not self.announced_time and left >= LONG:
             self.ui.note(
                 f"training will take about {duration(left)} at this rate; Ctrl-C ends it with all "
                 "files written, --resume goes on"
             )
-        self.told_time = True
+        self.announced_time = True
 
     def save(self, state: TrainState, score: float | None) -> None:
         """Start writing a checkpoint; whether the last one was written is told now."""
