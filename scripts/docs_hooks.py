@@ -86,7 +86,7 @@ def settings_page() -> str:
             value = text(default(f))
             rows.append([flag(section, f.name), value, ", ".join(marks), f.metadata["help"]])
         lines += [f"## {section}", "", f"`{cls.__name__}`. {cls.__doc__}", ""]
-        lines += table(["flag", "default", "", "what it does"], rows)
+        lines += table(["flag", "default", "marks", "what it does"], rows)
     return "\n".join([*lines, *presets_part()])
 
 
@@ -176,6 +176,15 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     for source, name in PICTURES.items():
         markdown = markdown.replace(f"../{source}", name)
     return markdown
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    """Flags within a line of text are not broken after their first hyphens."""
+
+    def whole(code: re.Match[str]) -> str:
+        return re.sub(r"--[\w-]+", r'<span class="flag">\g<0></span>', code[0])
+
+    return re.sub(r"<code>[^<\n]*</code>", whole, html)
 
 
 def on_post_build(config: Any) -> None:

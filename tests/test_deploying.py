@@ -16,13 +16,13 @@ import pytest
 import jaxtd3
 from jaxtd3.agent.td3 import fast_td3
 from jaxtd3.cli import main as cli
-from jaxtd3.deploy import judge, package
+from jaxtd3.deploy import evaluate, package
 from jaxtd3.deploy.robot import load_robot, read_sensors
 from jaxtd3.deploy.robustness import (
     Episodes,
     Verdict,
     draw_starts,
-    judge_worlds,
+    evaluate_worlds,
     summarize,
     tracking_error,
 )
@@ -247,7 +247,7 @@ def test_a_run_tells_how_it_fared(policy, tmp_path, capsys, monkeypatch):
 
 
 def parts_of(name: str, **changes):
-    """What a judge is made from."""
+    """What a robust evaluation is made from."""
     config = jaxtd3.preset(name, profile="cpu").override({"actor_hidden": 32, **changes})
     env = jaxtd3.make_env(undisturbed(config.env))
     agent = fast_td3(env.spec, config.agent)
@@ -256,18 +256,18 @@ def parts_of(name: str, **changes):
 
 
 def test_training_is_judged_as_its_controller_would_be(policy, monkeypatch):
-    monkeypatch.setattr(judge, "WORLDS", WORLDS[-2:])
-    monkeypatch.setattr(judge, "SECONDS", 0.5)
+    monkeypatch.setattr(evaluate, "WORLDS", WORLDS[-2:])
+    monkeypatch.setattr(evaluate, "SECONDS", 0.5)
     parts = parts_of(T1, seed=3)
-    told = judge.make_judge(parts)(jaxtd3.load(policy).state)
+    told = evaluate.make_robust_evaluate(parts)(jaxtd3.load(policy).state)
     controller, model = package.controller_of(jaxtd3.load(policy)), load_robot(T1).mj_model
-    expected = judge_worlds(controller, model, WORLDS[-2:], judge.EPISODES, 0.5, seed=3)
-    assert told == summarize(expected, judge.EPISODES, 0.5)
+    expected = evaluate_worlds(controller, model, WORLDS[-2:], evaluate.EPISODES, 0.5, seed=3)
+    assert told == summarize(expected, evaluate.EPISODES, 0.5)
 
 
 def test_what_cannot_be_judged_is_refused_by_name():
     with pytest.raises(jaxtd3.UserError, match=r"--best robust: no controller .* for Pendulum"):
-        judge.make_judge(parts_of("Pendulum"))
+        evaluate.make_robust_evaluate(parts_of("Pendulum"))
 
 
 def test_the_score_wants_walking():
@@ -479,7 +479,7 @@ def test_an_imu_on_a_slope_feels_it(exported, model):
 def test_worlds_are_judged_alike(exported, model):
     controller = load_controller(exported)
     worlds = (*choose_worlds("nominal,noise"), World("cliff", slope=60.0))
-    found = judge_worlds(controller, model, worlds, episodes=4, seconds=0.5, threads=1)
+    found = evaluate_worlds(controller, model, worlds, episodes=4, seconds=0.5, threads=1)
     assert [v.world for v in found] == ["nominal", "noise", "cliff"]
     nominal, noise, cliff = found
     assert nominal.survival == 1
@@ -487,13 +487,13 @@ def test_worlds_are_judged_alike(exported, model):
     assert cliff.survival == 0
     assert cliff.seconds < 0.45
     assert noise.error_lin != nominal.error_lin
-    (alone,) = judge_worlds(controller, model, worlds[:1], episodes=4, seconds=0.5, threads=2)
+    (alone,) = evaluate_worlds(controller, model, worlds[:1], episodes=4, seconds=0.5, threads=2)
     assert alone == nominal  # neither other worlds nor threads matter
 
 
 def test_who_falls_lies_still_to_the_end(exported, model):
     controller = load_controller(exported)
-    (fell,) = judge_worlds(controller, model, [World("nominal")], 3, 20.0, threads=1)
+    (fell,) = evaluate_worlds(controller, model, [World("nominal")], 3, 20.0, threads=1)
     assert fell.survival == 0
     assert fell.seconds < 5
     still = np.linalg.norm(draw_starts(controller.about, model, 3, 0).command[:, :2], axis=1)

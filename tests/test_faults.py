@@ -113,9 +113,9 @@ def rows_of(rates, compiled=None):
 )
 def test_soak_is_judged(fails, sizes, rates, compiled):
     samples = [(i + 1.0, size) for i, size in enumerate(sizes)]
-    lines = list(soak.judge(0, 100.0, samples, rows_of(rates, compiled)))
+    lines = list(soak.verdicts(0, 100.0, samples, rows_of(rates, compiled)))
     assert {i for i, line in enumerate(lines) if not line.ok} == fails
-    assert not next(soak.judge(1, 100.0, samples, rows_of(rates))).ok
+    assert not next(soak.verdicts(1, 100.0, samples, rows_of(rates))).ok
 
 
 def test_mutants_differ_and_repeat():
@@ -252,13 +252,15 @@ def session(parts, program, tmp_path, monkeypatch):
     monkeypatch.setattr(artifacts, "make_report", lambda run_dir: None)
     monkeypatch.setattr(artifacts, "make_policy", lambda session, state: None)
 
-    def make(returns=(1.0, 2.0, 3.0, 4.0), ui=None, judge=None, **changes) -> Session:
+    def make(returns=(1.0, 2.0, 3.0, 4.0), ui=None, evaluate_robust=None, **changes) -> Session:
         scores = iter((0.0, *returns))  # first the weights it began with
         own = parts._replace(
             config=parts.config.override(changes),
             evaluate=lambda *_: {"return": next(scores), "length": 1.0},
         )
-        session = Session(own, tmp_path / "run", Options(video=False), ui or Quiet(), judge)
+        session = Session(
+            own, tmp_path / "run", Options(video=False), ui or Quiet(), evaluate_robust
+        )
         session.compile = lambda: program
         return session
 
@@ -323,16 +325,16 @@ def test_a_run_can_be_watched(session, monkeypatch, first, pause, every, made):
     assert found == made
 
 
-def judge_that_says(*scores):
+def scores_of(*scores):
     said = iter(scores)
     return lambda agent: {"score": (x := next(said)), "survival": x, "tracking_error": 1 - x}
 
 
-def test_the_best_is_what_the_judge_says(session, tmp_path):
+def test_the_best_is_what_is_most_robust(session, tmp_path):
     """Returns rise all the time; the robust checkpoint is an early one, after a resume too."""
-    run = session(judge=judge_that_says(0.0, 0.2, 0.9, 0.3, 0.4), best="robust")
+    run = session(evaluate_robust=scores_of(0.0, 0.2, 0.9, 0.3, 0.4), best="robust")
     run.run()
-    again = session((5.0, 6.0), judge=judge_that_says(0.8, 0.7), best="robust", iterations=60)
+    again = session((5.0, 6.0), evaluate_robust=scores_of(0.8, 0.7), best="robust", iterations=60)
     again.options = Options(video=False, resume=True)
     again.run()
     assert [row["eval/robust_score"] for row in again.rows] == [0.2, 0.9, 0.3, 0.4, 0.8, 0.7]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from jaxtd3 import thirdparty
+from jaxtd3.deploy.robot import load_robot
 from jaxtd3.errors import UserError
 
 ROOT = Path(__file__).parent.parent
@@ -193,6 +196,12 @@ def test_private_names_of_others_are_there():
         assert known.seen
 
 
+def test_what_has_private_names_has_an_upper_bound():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    bounded = {re.split(r"[<>=]", line)[0] for line in project["dependencies"] if "<" in line}
+    assert {known.package for known in thirdparty.PRIVATE.values()} <= bounded
+
+
 def test_a_private_name_that_is_gone_is_named(monkeypatch):
     gone = thirdparty.Private("mujoco.batch:_NOT_THERE", "mujoco", "1.2.3", "for a test")
     monkeypatch.setitem(thirdparty.PRIVATE, "gone", gone)
@@ -201,13 +210,37 @@ def test_a_private_name_that_is_gone_is_named(monkeypatch):
     assert len(thirdparty.missing()) == 1
 
 
-def test_nothing_private_is_imported_elsewhere():
-    """Underscores in an import, and names of other libraries that are set."""
+def test_private_attributes_are_there():
+    env = load_robot("G1JoystickFlatTerrain")
+    assert all(thirdparty.attribute(env, name) is not None for name in thirdparty.ATTRIBUTES)
+    del env._config
+    with pytest.raises(UserError, match=r"of playground .* has no _config: what an environment"):
+        thirdparty.attribute(env, "_config")
+    assert thirdparty.attribute(env, "_config", {}) == {}
+
+
+OWN = {"_replace", "_fields", "_asdict", "_exit"}  # of NamedTuples and of os, for all to use
+
+
+def hidden(tree: ast.AST) -> list[str]:
+    """Underscores in imports of other libraries, and in attributes of anything but `self`."""
+    found = []
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("jaxtd3"):
+            names = [*(node.module or "").split("."), *(a.name for a in node.names)]
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) not in ("self", "cls"):
+            names = [node.attr]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "setattr"):
+            names = [a.value for a in node.args[1:2] if isinstance(a, ast.Constant)]
+        single = (n for n in names if n.startswith("_") and not n.startswith("__"))
+        found += [f"{node.lineno}: {name}" for name in single if name not in OWN]
+    return found
+
+
+def test_nothing_private_is_used_elsewhere():
     for path in modules():
-        if path.name == "thirdparty.py":
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("jaxtd3"):
-                names = [*(node.module or "").split("."), *(a.name for a in node.names)]
-                hidden = [n for n in names if n.startswith("_") and n != "__future__"]
-                assert not hidden, f"{path.relative_to(SOURCE)}:{node.lineno} imports {hidden}"
+        if path.name != "thirdparty.py":
+            assert not hidden(ast.parse(path.read_text())), path.relative_to(SOURCE)
+    for text in ("from jax._src import core", "env._config", "getattr(env, '_config')"):
+        assert hidden(ast.parse(text))

@@ -20,6 +20,7 @@ from jaxtd3.loop.traced import retune, traced_values
 from jaxtd3.nets.mlp import ACTIVATIONS, NETWORKS
 from jaxtd3.replay.symmetry import SYMMETRIES
 
+SPEC = jaxtd3.EnvSpec("pendulum", obs_size=3, action_size=1, episode_length=200)
 PENDULUM = jaxtd3.preset("Pendulum", profile="cpu", num_envs=4, batch_size=16, length=16)
 
 
@@ -72,6 +73,16 @@ def test_priorities_of_a_resumed_run_follow_its_settings():
     np.testing.assert_allclose(state.replay.hyper.steps, 80)
     np.testing.assert_allclose(state.replay.hyper.beta, 0.7, rtol=1e-6)
     np.testing.assert_allclose(state.agent.hyper.gamma, 0.5)
+
+
+@pytest.mark.parametrize("name", sorted(sections.TRACED - {"run.seed", "env.weights"}))
+def test_what_is_traced_reaches_the_program(name):
+    """Else a run that is resumed with another value would tell of it and go on with the old one."""
+    field = name.partition(".")[2]
+    old = PENDULUM.resolved().by_name()[field]
+    new = PENDULUM.override({field: round(old / 2) if isinstance(old, int) else old / 2 or 0.5})
+    values = [jax.tree.leaves(traced_values(config, SPEC)) for config in (PENDULUM, new)]
+    assert sum(not np.array_equal(a, b) for a, b in zip(*values, strict=True)) == 1
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,8 @@ from jaxtd3.envs import metrics
 from jaxtd3.envs.cruise import Cruise, steady_speed
 from jaxtd3.envs.registry import reward_kind
 from jaxtd3.run.checkpoint import restore_agent, restore_from
+from jaxtd3.run.chunks import Chunks
+from jaxtd3.run.timing import Clock
 from jaxtd3.sweep import plan as sweep_plan
 from jaxtd3.sweep import results as sweep_results
 from jaxtd3.sweep import source as sweep_source
@@ -492,6 +494,22 @@ def test_short_sweeps_have_curves(iterations, log, evaluate, expected):
     changes = {"iterations": iterations, "log_every": log, "eval_every": evaluate}
     config = jaxtd3.preset("Cruise", profile="cpu", **changes)
     assert with_curves(config).run.eval_every == expected
+
+
+def test_the_seconds_of_a_wave_are_its_own():
+    clock = Clock()
+    clock.seconds["train"] = 1000.0  # of earlier waves
+    chunks = Chunks(jaxtd3.preset("Cruise", profile="cpu", log_every=50), clock)
+    found = []
+
+    def after(state, fetched):
+        found.append((state, fetched, chunks.head()["seconds"], chunks.due(100)))
+        return "completed" if chunks.iteration == 100 else None
+
+    end = chunks.loop(lambda state, iteration: (state + 1, iteration), 0, after, None)
+    assert end == (2, "completed")
+    assert [row[:2] + row[3:] for row in found] == [(1, 0, False), (2, 50, True)]
+    assert all(0 <= seconds < 1000 for _, _, seconds, _ in found)
 
 
 @pytest.mark.slow

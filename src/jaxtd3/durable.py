@@ -1,7 +1,7 @@
 """Files and directories that are whole or not there.
 
-A file is written under another name and renamed (`whole_file`, `write_whole`). A directory is
-sealed by a manifest and published by a rename.
+A file is written under another name and renamed (`whole_file`, `write_whole`), so are files that
+belong together (`whole_files`). A directory is sealed by a manifest and published by a rename.
 
 A sealed directory is good if its manifest tells of exactly the files that are there: flipped bits,
 cut, missing and added files all show. The files are found by walking, links are not followed, and
@@ -18,6 +18,7 @@ import json
 import os
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,21 @@ def write_whole(path: Path, content: str | bytes) -> Path:
     with whole_file(path) as part:
         part.write_bytes(content.encode() if isinstance(content, str) else content)
     return path
+
+
+@contextlib.contextmanager
+def whole_files(target: Path) -> Iterator[Path]:
+    """A folder to write into, whose files move to `target` together at the end, or not at all."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=TEMP, dir=target))
+    except OSError as error:
+        raise UserError(f"cannot write into {target}: {error.strerror}") from error
+    try:
+        yield folder
+        for path in folder.iterdir():
+            path.replace(target / path.name)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def seal(path: Path) -> None:

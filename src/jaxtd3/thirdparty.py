@@ -52,22 +52,42 @@ PRIVATE = {
         "3.17.0",
         "its `_resolve_device` is replaced: a process can use its own devices alone",
     ),
+    "mjx_device": Private(
+        "mujoco.mjx._src.io:_resolve_device", "mujoco-mjx", "3.17.0", "what is replaced there"
+    ),
     "mjx_env": Private(
         "mujoco_playground._src.mjx_env",
         "playground",
         "0.2.0",
         "its `step` is replaced by the chosen physics, MENAGERIE_PATH says where meshes are",
     ),
-    "suites": Private(
-        "mujoco_playground._src",
+    "locomotion": Private(
+        "mujoco_playground._src.locomotion:_envs",
         "playground",
         "0.2.0",
-        "the tables `_envs` of its suites say which robot an environment has",
+        "which class an environment's name stands for, and so which robot",
     ),
+    "manipulation": Private(
+        "mujoco_playground._src.manipulation:_envs", "playground", "0.2.0", "the same"
+    ),
+    "dm_control": Private(
+        "mujoco_playground._src.dm_control_suite:_envs", "playground", "0.2.0", "the same"
+    ),
+    "brax_envs": Private("brax.envs:_envs", "brax", "0.14.2", "which environments brax has"),
     "state_fields": Private(
         "mujoco.batch:_STATE_FIELDS", "mujoco", "4.0.0", "what a simulation's state consists of"
     ),
 }
+
+ATTRIBUTES = {  # of Playground's environments, seen with 0.2.0
+    "_config": "what an environment was made with",
+    "_default_pose": "what actions are measured from",
+    "_feet_site_id": "where the feet are",
+    "_get_reward": "replaced while a step is traced: the terms of the reward",
+    "_init_q": "how a robot stands",
+    "_mjx_model": "replaced while a step is traced: a model with randomised leaves",
+}
+_NEEDED = object()
 
 
 def private(name: str) -> Any:
@@ -93,6 +113,22 @@ def missing() -> list[str]:
         except UserError as error:
             lines.append(str(error))
     return lines
+
+
+def attribute(env: Any, name: str, default: Any = _NEEDED) -> Any:
+    """One of `ATTRIBUTES` of an environment of Playground's; one line where it is gone."""
+    why = ATTRIBUTES[name]
+    found = getattr(env, name, default)
+    if found is _NEEDED:
+        version = importlib.metadata.version("playground")
+        raise UserError(f"{type(env).__name__} of playground {version} has no {name}: {why}")
+    return found
+
+
+def playground_envs() -> dict[str, Any]:
+    """What is registered with Playground at this moment: name -> what makes it."""
+    tables = map(private, ("dm_control", "locomotion", "manipulation"))
+    return {name: make for table in tables for name, make in table.items()}
 
 
 @contextlib.contextmanager

@@ -66,10 +66,10 @@ def soak(drill: Drill) -> Iterator[Line]:
         if process.poll() is None:
             process.kill()
         code = process.wait()
-    yield from judge(code, seconds, samples, read_rows(run_dir / "metrics.jsonl"), env)
+    yield from verdicts(code, seconds, samples, read_rows(run_dir / "metrics.jsonl"), env)
 
 
-def judge(
+def verdicts(
     code: int, seconds: float, samples: list[tuple[float, int]], rows: list, env: str = "it"
 ) -> Iterator[Line]:
     """The lines about a run that has ended."""

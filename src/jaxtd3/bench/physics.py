@@ -29,6 +29,7 @@ from jaxtd3.core.tracing import flat_vmap
 from jaxtd3.core.types import Array
 from jaxtd3.envs.registry import check_env, has_physics, make_env
 from jaxtd3.errors import UserError
+from jaxtd3.thirdparty import attribute
 
 FEWEST, MOST = 10, 200  # steps of one sample: robots that act at random do not stand for long
 CALLS = 200  # of the seam, in one sample
@@ -134,7 +135,8 @@ def steps_of(env: Any) -> tuple[int, int]:
     """Physics steps of a control step, and control steps of a step of the environment."""
     if not hasattr(env, "unwrapped"):  # a `MujocoTask`
         return int(env.substeps), 1
-    return int(env.unwrapped.n_substeps), int(env.unwrapped._config.get("action_repeat", 1))
+    robot = env.unwrapped
+    return int(robot.n_substeps), int(attribute(robot, "_config").get("action_repeat", 1))
 
 
 def scale_of(env: Any) -> Any:

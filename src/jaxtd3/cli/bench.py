@@ -67,7 +67,7 @@ def chosen_mode(args: Bench) -> str:
 
 def impl_flag(args: Bench) -> str:
     """--impl as it was written: a back end, or a list of them."""
-    return flags.flat(args).get("impl", "auto")
+    return flags.values_of(args).get("impl", "auto")
 
 
 def back_ends(text: str) -> list[str]:

@@ -91,7 +91,7 @@ def parse(cls: type[T], argv: Sequence[str], prog: str) -> tuple[T, dict[str, An
         if not stop.code:
             raise
         raise UserError(one_line(said.getvalue())) from None
-    values = flat(args)
+    values = values_of(args)
     return args, {name: values[name] for name in given}
 
 
@@ -142,10 +142,10 @@ def one_line(text: str) -> str:
     return re.sub(r"^Missing from [^:]*:", "missing", joined) or "the arguments cannot be read"
 
 
-def flat(args: Any) -> dict[str, Any]:
+def values_of(args: Any) -> dict[str, Any]:
     """Every flag's value by name, those of the sections among them."""
     values: dict[str, Any] = {}
     for f in dataclasses.fields(args):
         value = getattr(args, f.name)
-        values |= flat(value) if dataclasses.is_dataclass(value) else {f.name: value}
+        values |= values_of(value) if dataclasses.is_dataclass(value) else {f.name: value}
     return values

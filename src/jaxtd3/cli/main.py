@@ -370,7 +370,7 @@ def preset_values(argv: Sequence[str]) -> dict[str, Any]:
     from jaxtd3.envs.registry import preset
 
     labels = {name: named.get(f"--{name}") for name in ("algo", "profile")}
-    return preset(named["--env"], **{k: v for k, v in labels.items() if v}).flat()
+    return preset(named["--env"], **{k: v for k, v in labels.items() if v}).by_name()
 
 
 class Command(NamedTuple):

@@ -25,12 +25,12 @@ def play_command(args: Play, given: Mapping[str, Any]) -> int:
     check(args)
     jax.config.update("jax_platforms", "cpu")  # C MuJoCo runs there
     from jaxtd3.play.server import PORT, Server
-    from jaxtd3.play.window import keys_told, require_display, run_window
+    from jaxtd3.play.window import describe_keys, require_display, run_window
 
     if args.window:
         require_display()
         session = make_session(args)
-        print(keys_told(), flush=True)
+        print(describe_keys(), flush=True)
         run_window(session, seconds(args))
         print(session.pace.describe())
         return 0

@@ -33,19 +33,19 @@ def robustness_command(args: Robustness, given: Mapping[str, Any]) -> int:
     episodes = EPISODES if args.episodes is None else args.episodes
     folder = check(args, episodes, len(worlds))
     jax.config.update("jax_platforms", "cpu")  # C MuJoCo runs there
-    from jaxtd3.deploy.robustness import judge_worlds, summarize
+    from jaxtd3.deploy.robustness import evaluate_worlds, summarize
 
     controller, model, name = load(args.run, args.best)
     begin = time.monotonic()
     quiet = args.json or not sys.stderr.isatty()
-    verdicts = judge_worlds(
+    verdicts = evaluate_worlds(
         controller,
         model,
         worlds,
         episodes,
         args.seconds,
         args.seed,
-        told=None if quiet else progress,
+        progress=None if quiet else progress,
     )
     about = controller.about
     whose = {"policy": about.get("source"), "policy_sha256": about.get("policy_sha256")}
@@ -164,10 +164,10 @@ def picture(results: Mapping[str, Any]) -> bytes:
     right.barh(names, lin, color=THEME.lines[0], height=0.65, label="m/s")
     right.barh(names, ang, left=lin, color=THEME.lines[1], height=0.65, label="rad/s")
     for i, row in enumerate(rows):
-        told = f" {row['survival']:.0%}"
-        left.text(100 * row["survival"], i, told, va="center", fontsize=8, color=THEME.ink)
-        told = f" {row['error']:.2f}"
-        right.text(row["error"], i, told, va="center", fontsize=8, color=THEME.ink)
+        label = f" {row['survival']:.0%}"
+        left.text(100 * row["survival"], i, label, va="center", fontsize=8, color=THEME.ink)
+        label = f" {row['error']:.2f}"
+        right.text(row["error"], i, label, va="center", fontsize=8, color=THEME.ink)
     left.set_xlim(0, 112)
     right.set_xlim(0, 1.15 * max(0.1, *(row["error"] for row in rows)))
     left.set_title(f"episodes without a fall, % (of {results['episodes']})", fontsize=9, loc="left")

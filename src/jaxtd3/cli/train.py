@@ -149,7 +149,7 @@ def settings(args: Train, given: Mapping[str, Any]) -> tuple[Config, list[str]]:
     env, algo, profile = labels["env"], labels["algo"] or "fasttd3", labels["profile"] or "auto"
     if env is None:
         raise UserError("--env is missing: `jaxtd3 envs` lists the environments")
-    changes = base.flat() if base is not None else {}
+    changes = base.by_name() if base is not None else {}
     known = field_names()
     changes |= {k: v for k, v in given.items() if k in known}
     changes.pop("name", None)
@@ -179,8 +179,8 @@ def scaled(config: Config) -> tuple[Config, list[str]]:
     sizes = {"num_envs": config.env.num_envs, "batch_size": config.replay.batch_size}
     config = config.override({name: value * count for name, value in sizes.items()})
     ring = config.env.num_envs * config.replay.length
-    told = f"per device on {count}: {config.env.num_envs} envs, batch {config.replay.batch_size}"
-    return config, [f"{told}, ring of {ring:,} transitions in all"]
+    text = f"per device on {count}: {config.env.num_envs} envs, batch {config.replay.batch_size}"
+    return config, [f"{text}, ring of {ring:,} transitions in all"]
 
 
 def base_config(args: Train) -> tuple[Config | None, Config | None]:
@@ -209,8 +209,8 @@ def compare_saved(saved: Config, config: Config) -> list[str]:
     """What changed since the run was started; refused where it cannot."""
     from jaxtd3.config.sections import KEPT
 
-    old = {"algo": saved.algo, **saved.flat()}
-    new = {"algo": config.algo, **config.flat()}
+    old = {"algo": saved.algo, **saved.by_name()}
+    new = {"algo": config.algo, **config.by_name()}
     changed = {k: f"{k}: {old[k]} -> {new[k]}" for k in new if old[k] != new[k]}
     fixed = {"algo", *(name.partition(".")[2] for name in KEPT)}
     refused = [text for name, text in changed.items() if name in fixed]
@@ -253,14 +253,14 @@ def run(
     if physics is not None:
         ui.note(f"physics: {physics}")
     memory.check(config, program.shapes)
-    judge = None
+    evaluate_robust = None
     if config.run.best == "robust":
-        from jaxtd3.deploy.judge import make_judge
+        from jaxtd3.deploy.evaluate import make_robust_evaluate
 
-        judge = make_judge(program)
+        evaluate_robust = make_robust_evaluate(program)
     options = Options(**{f.name: getattr(args, f.name) for f in dataclasses.fields(Options)})
     try:
-        return Session(program, run_dir, options, ui, judge).run()
+        return Session(program, run_dir, options, ui, evaluate_robust).run()
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise

@@ -68,7 +68,7 @@ class Config:
         section, leaf = find_field(name)
         return getattr(getattr(self, section), leaf)
 
-    def flat(self) -> dict[str, Any]:
+    def by_name(self) -> dict[str, Any]:
         """Every field of every section by its short name."""
         sections = (getattr(self, section) for section in SECTIONS)
         return {f.name: getattr(s, f.name) for s in sections for f in dataclasses.fields(s)}

@@ -9,5 +9,5 @@ package.py          `jaxtd3 export --controller` and `--check`
 model_file.py       the robot's physics as one MuJoCo file
 worlds.py           worlds that differ from the training environment
 robustness.py       episodes of a controller in many worlds at once, in C MuJoCo
-judge.py            the same at every evaluation of a run (`--best robust`)
+evaluate.py         the same at every evaluation of a run (`--best robust`)
 """

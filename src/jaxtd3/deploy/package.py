@@ -10,9 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxtd3 import __version__
+from jaxtd3.durable import whole_files
 from jaxtd3.errors import UserError
 
 if TYPE_CHECKING:
@@ -137,7 +135,7 @@ def write_controller(args: Export, run: Path) -> int:
     if not error <= TOLERANCE:
         raise UserError(f"the controller differs from JAX by {error:.1e}: nothing written")
     robot = playground_of(trained) if args.with_model else None
-    with whole_or_nothing(out.parent) as folder:
+    with whole_files(out.parent) as folder:
         (folder / out.name).write_bytes(controller.content)
         save_trace(folder / trace_path(out).name, trace)
         (folder / YAML_FILE).write_text(yaml_text(controller.about))
@@ -150,28 +148,6 @@ def write_controller(args: Export, run: Path) -> int:
     print(f"beside it: {', '.join(name for name in names if name != out.name)}")
     print(describe_robustness(fared))
     return 0
-
-
-class whole_or_nothing:
-    """A folder to write into, whose files are moved to `target` if all went well."""
-
-    def __init__(self, target: Path):
-        self.target = target
-
-    def __enter__(self) -> Path:
-        try:
-            self.folder = Path(tempfile.mkdtemp(prefix=".export-", dir=self.target))
-        except OSError as error:
-            raise UserError(f"cannot write into {self.target}: {error.strerror}") from error
-        return self.folder
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        try:
-            if kind is None:
-                for path in self.folder.iterdir():
-                    os.replace(path, self.target / path.name)
-        finally:
-            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def check_out(out: Path) -> None:
@@ -215,8 +191,8 @@ def find_robustness(run: Path, trained: Trained) -> dict[str, Any] | None:
         if tested is not None and tested.get("policy_sha256") == digest:
             return tested
         if tested is not None:
-            told = f"is of {tested.get('policy')}, not of this {trained.source}: left out"
-            print(f"{folder / ROBUSTNESS_FILE} {told}")
+            reason = f"is of {tested.get('policy')}, not of this {trained.source}: left out"
+            print(f"{folder / ROBUSTNESS_FILE} {reason}")
     return dict(trained.robustness) if isinstance(trained.robustness, Mapping) else None
 
 
@@ -325,6 +301,6 @@ def unlike(name: str, given: Any, right: Any) -> list[str]:
 def shapes(controller: Controller) -> list[str]:
     """Inputs of the graph that are not as the metadata says."""
     about = controller.about
-    told = {name: [size] for name, size in about["inputs"].items()} | about["state"]
+    described = {name: [size] for name, size in about["inputs"].items()} | about["state"]
     real = {node.name: list(node.shape[1:]) for node in controller.session.get_inputs()}
-    return unlike("inputs", real, {name: list(shape) for name, shape in told.items()})
+    return unlike("inputs", real, {name: list(shape) for name, shape in described.items()})

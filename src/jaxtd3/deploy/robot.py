@@ -17,6 +17,7 @@ import mujoco
 import numpy as np
 
 from jaxtd3.errors import UserError
+from jaxtd3.thirdparty import attribute
 
 STILL = 0.01
 """A shorter command means standing."""
@@ -114,7 +115,7 @@ def describe_robot(env_name: str, env: Any) -> dict[str, Any]:
 
     Vectors have one number per joint, in the order of `joint_names`: [J].
     """
-    kind, model, config = kind_of(env_name), env.mj_model, env._config
+    kind, model, config = kind_of(env_name), env.mj_model, attribute(env, "_config")
     joints = check_joints(env_name, model)
     dofs = model.jnt_dofadr[joints]
     frequency = sum(kind.gait) / 2
@@ -125,7 +126,7 @@ def describe_robot(env_name: str, env: Any) -> dict[str, Any]:
         "control_rate": 1 / float(env.dt),
         "physics_dt": float(model.opt.timestep),
         "joint_names": [model.joint(j).name for j in joints],
-        "default_pose": listed(env._default_pose),
+        "default_pose": listed(attribute(env, "_default_pose")),
         "action_scale": float(config.action_scale),
         "kp": listed(model.actuator_gainprm[:, 0]),
         # a servo's own damping is in its bias; G1 and T1 have theirs on the joints instead

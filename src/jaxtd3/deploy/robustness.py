@@ -1,6 +1,6 @@
 """Episodes of a controller in many worlds at once: C MuJoCo, NumPy and onnxruntime, no JAX.
 
-    judge_worlds(controller, model, WORLDS, episodes=16)  ->  one Verdict per world
+    evaluate_worlds(controller, model, WORLDS, episodes=16)  ->  one Verdict per world
     summarize(verdicts, episodes, seconds)                ->  what is told of a policy, as JSON
 
 Every simulation is one episode in one world. Episode i has the same start, command and gait in
@@ -81,7 +81,7 @@ class Starts(NamedTuple):
     frequency: np.ndarray  # [E, 1] of the gait, Hz
 
 
-def judge_worlds(
+def evaluate_worlds(
     controller: Controller,
     model: mujoco.MjModel,
     worlds: Sequence[World] = WORLDS,
@@ -89,9 +89,9 @@ def judge_worlds(
     seconds: float = 10.0,
     seed: int = 0,
     threads: int = 0,
-    told: Callable[[float], None] | None = None,
+    progress: Callable[[float], None] | None = None,
 ) -> list[Verdict]:
-    """Run `episodes` in every world, all at once; `told` hears the share that is done."""
+    """Run `episodes` in every world, all at once; `progress` hears the share that is done."""
     about = controller.about
     steps = max(1, round(seconds / about["dt"]))
     starts = draw_starts(about, model, episodes, seed)
@@ -101,8 +101,8 @@ def judge_worlds(
     for i in range(steps):
         with np.errstate(over="ignore", invalid="ignore"):  # a robot that blew up has fallen
             group.step()
-        if told is not None:
-            told((i + 1) / steps)
+        if progress is not None:
+            progress((i + 1) / steps)
         if not group.alive.any():
             break
     return [
@@ -177,7 +177,7 @@ class Episodes:
     # --- a step ---------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Observe, act, let the delayed targets reach the motors, and judge."""
+        """Observe, act, let the delayed targets reach the motors, and count."""
         sensors = read_sensors(self.places, self.data, self.down)
         inputs = {name: self._noisy(name, x) for name, x in sensors.items()}
         inputs["command"] = self.starts.command.astype(np.float32)
@@ -188,7 +188,7 @@ class Episodes:
         ids = np.flatnonzero(self.alive)
         self._physics(ids)
         self.count_steps += 1
-        self._judge()
+        self._count()
 
     def _noisy(self, name: str, x: np.ndarray) -> np.ndarray:
         scale = self.about["noise"][NOISE[name]]
@@ -213,7 +213,7 @@ class Episodes:
             except mujoco_batch.SimulationError as error:
                 self.data.qpos[np.asarray(error.ids)] = np.nan
 
-    def _judge(self) -> None:
+    def _count(self) -> None:
         bad = self.batch.warning[:, WARNINGS].any(axis=(1, 2))
         down = fallen(self.places, self.data, self.down) | bad
         error = tracking_error(self.data, self.starts.command)  # [N, 2]

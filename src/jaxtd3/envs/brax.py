@@ -13,14 +13,15 @@ from brax import envs
 from jaxtd3.core.types import Array, EnvSpec, EnvStep
 from jaxtd3.envs.playground.adapter import cast_like, raw_key
 from jaxtd3.errors import UserError, nearest
+from jaxtd3.thirdparty import private
 
 
 class BraxEnv:
     """One environment of brax, without its wrappers: time limit and resets are ours."""
 
     def __init__(self, name: str, episode_length: int = 1000, **options: Any):
-        if name not in envs._envs:
-            raise UserError(nearest("brax env", name, envs._envs))
+        if name not in private("brax_envs"):
+            raise UserError(nearest("brax env", name, private("brax_envs")))
         self.inner = envs.get_environment(name, **options)
         first = jax.eval_shape(self._reset, jax.random.PRNGKey(0))
         action = jax.ShapeDtypeStruct((self.inner.action_size,), jnp.float32)
@@ -55,10 +56,10 @@ class BraxEnv:
 
 
 def __getattr__(name: str) -> Callable[..., BraxEnv]:
-    if name not in envs._envs:
+    if name not in private("brax_envs"):
         raise AttributeError(name)
     return partial(BraxEnv, name)
 
 
 def __dir__() -> list[str]:
-    return list(envs._envs)
+    return list(private("brax_envs"))

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 
 from jaxtd3.core.types import Array, Env
 from jaxtd3.errors import UserError, nearest
+from jaxtd3.thirdparty import attribute
 
 TINY = 1e-9
 
@@ -126,7 +127,7 @@ def energy_per_metre(env: Env, step: MetricStep) -> tuple[Array, Array]:
 
 def foot_slip(env: Any, step: MetricStep) -> tuple[Array, Array]:
     """Speed over ground of feet that stand on it."""
-    feet = env.unwrapped._feet_site_id
+    feet = attribute(env.unwrapped, "_feet_site_id")
     old, new = step.before.state, step.after.state
     moved = (new.data.site_xpos[feet] - old.data.site_xpos[feet])[:, :2]
     standing = old.info["last_contact"] & new.info["last_contact"]

@@ -45,7 +45,7 @@ REWARD_NOT_KNOWN = ("Aloha*", "BarkourJoystick", "Op3Joystick", "Panda*")
 
 
 def register_env(name: str, make: Callable[[], Env]) -> None:
-    """Make `--env name` mean `make()`."""
+    """Let `name` mean `make()`, in this process: another needs `--env file.py:Class`."""
     _OWN[name] = make
 
 

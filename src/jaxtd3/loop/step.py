@@ -49,7 +49,7 @@ def make_noise(cfg: LoopConfig) -> Noise:
 
 def make_learn(agent: Agent, replay: Replay, cfg: LoopConfig) -> Callable[..., Any]:
     """learn(state, key, plan, weights) -> (agent_state, replay_state, metrics): updates alone."""
-    judge = replay.update_priority
+    prioritize = replay.update_priority
 
     def learn(
         state: TrainState, key: Array, plan: tuple[bool, ...], weights: Array
@@ -73,8 +73,8 @@ def make_learn(agent: Agent, replay: Replay, cfg: LoopConfig) -> Callable[..., A
         def one(carry: Any, batch: Batch, key: Array, policy: bool) -> tuple[Any, Metrics]:
             agent_state, ring = carry
             agent_state, metrics, td_error = agent.update(agent_state, batch, key, policy=policy)
-            if judge is not None and td_error is not None:
-                ring = judge(ring, batch, td_error)
+            if prioritize is not None and td_error is not None:
+                ring = prioritize(ring, batch, td_error)
             return (agent_state, ring), metrics
 
         pattern = shortest_period(plan)
@@ -84,7 +84,7 @@ def make_learn(agent: Agent, replay: Replay, cfg: LoopConfig) -> Callable[..., A
             key_sample, key_update = jax.random.split(key)
             keys_sample = jax.random.split(key_sample, len(pattern))
             keys_update = jax.random.split(key_update, len(pattern))
-            batches = draw_all(keys_sample) if judge is None else None
+            batches = draw_all(keys_sample) if prioritize is None else None
             history = []
             for i, policy in enumerate(pattern):
                 # what one update learns decides what the next one draws from a prioritised ring
@@ -94,7 +94,7 @@ def make_learn(agent: Agent, replay: Replay, cfg: LoopConfig) -> Callable[..., A
             return carry, merge_metrics(history)
 
         keys = jax.random.split(key, len(plan) // len(pattern))
-        carry = (state.agent, None if judge is None else state.replay)
+        carry = (state.agent, None if prioritize is None else state.replay)
         if len(pattern) == len(plan):
             carry, metrics = group(carry, keys[0])
         else:
@@ -142,7 +142,7 @@ def make_train_step(
         length = survival(state.env.steps, env.spec.episode_length, axis_name)
         return weights_at(state.weights, Progress(state.iteration, length))
 
-    def judge(state: TrainState, key: Array, weights: Array) -> TrainState:
+    def prioritize_new(state: TrainState, key: Array, weights: Array) -> TrainState:
         """New data enter a prioritised replay by their TD error."""
         if not (agent.td_error and replay.fresh and replay.update_priority):
             return state
@@ -152,7 +152,7 @@ def make_train_step(
 
     def collect(state: TrainState, key: Array, weights: Array) -> tuple[TrainState, Metrics]:
         """One step of every environment into the ring."""
-        key_noise, key_env, key_redraw, key_judge = jax.random.split(key, 4)
+        key_noise, key_env, key_redraw, key_priority = jax.random.split(key, 4)
         action = agent.act(state.agent, state.env.obs)
         action = explore.apply(state.noise, action, key_noise)
         env_state, tr, metrics = env.step(state.env, action, key_env, weights)
@@ -165,7 +165,7 @@ def make_train_step(
             noise=explore.redraw(state.noise, tr.done, key_redraw),
             discounted=discounted,
         )
-        return judge(state, key_judge, weights), metrics
+        return prioritize_new(state, key_priority, weights), metrics
 
     def collect_step(state: TrainState) -> tuple[TrainState, Metrics]:
         key, key_collect = jax.random.split(state.key)

@@ -24,6 +24,7 @@ from jaxtd3.envs.playground.layout import Part, observation_layout
 from jaxtd3.envs.playground.meshes import STANDINS
 from jaxtd3.errors import UserError
 from jaxtd3.output.video import model_of
+from jaxtd3.thirdparty import attribute
 
 AXES = ("forward", "left", "turn")
 LATE = 0.25  # seconds behind the clock after which lost time is let go
@@ -219,8 +220,8 @@ class Session:
         inner = self._first()
         data = jax.device_get(visible(inner))
         blank = {"reward": np.float32(0), "terms": np.zeros(len(self.weights), np.float32)}
-        told = {name: (last or blank)[name] for name in blank}
-        self._show({**told, **data, "obs": np.asarray(self._obs)})
+        first = {name: (last or blank)[name] for name in blank}
+        self._show({**first, **data, "obs": np.asarray(self._obs)})
 
     def _show(self, shown: dict[str, Any]) -> None:
         """Take over what a step left, with the places of all bodies: [bodies, 7]."""
@@ -344,7 +345,7 @@ def command_ranges(env: BatchEnv, inner: Any) -> list[tuple[float, float]]:
 
 def configured_ranges(robot: Any, size: int) -> list[tuple[float, float]]:
     """The ranges that a Playground environment draws its commands from."""
-    config = getattr(robot, "_config", {})
+    config = attribute(robot, "_config", {})
     names = ("lin_vel_x", "lin_vel_y", "ang_vel_yaw")
     if size == len(names) and all(name in config for name in names):
         return [(float(config[name][0]), float(config[name][1])) for name in names]

@@ -43,7 +43,7 @@ EVERY = 0.2  # simulated seconds between texts
 MOST_SHOWN = 6  # numbers of an observation
 
 
-def keys_told() -> str:
+def describe_keys() -> str:
     """All keys in one line."""
     return ", ".join(f"{key.name}: {key.does}" for key in KEYS)
 
@@ -104,11 +104,11 @@ def columns(rows: Iterable[tuple[str, Any]]) -> tuple[str, str]:
     names, values = "", ""
     for name, value in rows:
         given = value if isinstance(value, list | tuple) else [value]
-        told = " ".join(f"{x:.2f}" for x in given[:MOST_SHOWN])
-        told += " ..." if len(given) > MOST_SHOWN else ""
-        if max(len(names) + len(name), len(values) + len(told)) + 1 >= mujoco.mjMAXOVERLAY:
+        text = " ".join(f"{x:.2f}" for x in given[:MOST_SHOWN])
+        text += " ..." if len(given) > MOST_SHOWN else ""
+        if max(len(names) + len(name), len(values) + len(text)) + 1 >= mujoco.mjMAXOVERLAY:
             break
-        names, values = f"{names}{name}\n", f"{values}{told}\n"
+        names, values = f"{names}{name}\n", f"{values}{text}\n"
     return names, values
 
 
@@ -125,13 +125,13 @@ def run_window(session: Session, seconds: float) -> None:
         show_right_ui=False,
     ) as viewer:
         follow(viewer.cam, session.model)
-        told = -1
+        latest = -1  # what the texts are of
 
         def shown() -> bool:
-            nonlocal told
+            nonlocal latest
             viewer.sync()
-            if session.steps // every != told and viewer.is_running():
-                told = session.steps // every
+            if session.steps // every != latest and viewer.is_running():
+                latest = session.steps // every
                 viewer.set_texts(texts(session.state()))
             return viewer.is_running()
 

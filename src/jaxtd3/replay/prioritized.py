@@ -59,7 +59,7 @@ def block_length(length: int) -> int:
 def prioritized_replay(spec: EnvSpec, cfg: ReplayConfig, axis_name: str | None = None) -> Replay:
     """The ring buffer with priorities; `axis_name`: probabilities are those among all shards."""
 
-    def judged(state: PrioritizedState, gamma: Array, weights: Array | None = None) -> Batch:
+    def newest(state: PrioritizedState, gamma: Array, weights: Array | None = None) -> Batch:
         return fresh(state, gamma, spec, cfg, weights)
 
     return Replay(
@@ -69,7 +69,7 @@ def prioritized_replay(spec: EnvSpec, cfg: ReplayConfig, axis_name: str | None =
             state, key, gamma, spec, cfg, weights, axis_name
         ),
         update_priority=lambda state, batch, td: update_priority(state, batch, td, axis_name),
-        fresh=judged if cfg.priority_new == "td" else None,
+        fresh=newest if cfg.priority_new == "td" else None,
     )
 
 

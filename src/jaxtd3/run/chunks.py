@@ -25,7 +25,7 @@ class Chunks:
     def __init__(self, config: Config, clock: Clock):
         self.length = config.run.log_every
         self.steps_each = config.loop.collect_steps * config.env.num_envs
-        self.clock = clock
+        self.clock, self.before = clock, clock["train"]  # seconds of earlier waves
         self.iteration = 0
         self.spent = 0.0  # seconds of training, of the last chunk
 
@@ -59,6 +59,6 @@ class Chunks:
         return {
             "iteration": self.iteration,
             "env_steps": self.env_steps,
-            "seconds": self.clock["train"],
+            "seconds": self.clock["train"] - self.before,
             "compile_seconds": self.clock["compile"],
         }

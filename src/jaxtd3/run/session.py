@@ -71,10 +71,11 @@ class Session:
         run_dir: Path,
         options: Options,
         ui: Progress,
-        judge: Callable[[Any], dict[str, Any]] | None = None,
+        evaluate_robust: Callable[[Any], dict[str, Any]] | None = None,
     ):
-        """`judge`: tries an agent's state in many worlds; its `score` then says what is best."""
-        self.program, self.options, self.ui, self.judge = program, options, ui, judge
+        """`evaluate_robust` tries an agent's state in many worlds; its `score` ranks it."""
+        self.program, self.options, self.ui = program, options, ui
+        self.evaluate_robust = evaluate_robust
         self.run_dir = run_dir.absolute()  # Orbax takes no other
         self.config = program.config
         self.clock, self.keys = Clock(), run_keys(program.config.run.seed)
@@ -84,13 +85,13 @@ class Session:
         self.first: float | None = None  # the return of the weights it began with
         self.saved: int | None = None
         self.error: str | None = None
-        self.judged: dict[str, Any] = {}  # what the judge said of the last evaluation
-        self.measure = "eval/return" if judge is None else "eval/robust_score"
+        self.robustness: dict[str, Any] = {}  # of the last evaluation
+        self.measure = "eval/return" if evaluate_robust is None else "eval/robust_score"
         self.start_seconds = 0.0
         self.next_report = time.perf_counter() + FIRST_REPORT
         self.sized = False  # the size of a checkpoint has been told
-        self.told_time = False
-        self.lost_told = False  # environment steps that are left out
+        self.announced_time = False
+        self.announced_loss = False  # environment steps that are left out
 
     def run(self) -> dict[str, Any]:
         """Train, and leave a complete run directory; the summary."""
@@ -316,9 +317,9 @@ class Session:
         quarantined = row["env/quarantined"]
         trouble = getattr(getattr(self.program.env.env, "physics", None), "trouble", "")
         lost = nonfinite.all_lost(quarantined, steps, length, trouble)
-        if quarantined and not (lost or self.lost_told):
+        if quarantined and not (lost or self.announced_loss):
             self.ui.note(nonfinite.some_lost(quarantined, trouble))
-            self.lost_told = True
+            self.announced_loss = True
         bad = nonfinite.reached(health, self.config.agent.max_bad_updates) or lost
         if bad is not None:
             self.error = f"{bad}; {self.store.last_good()}; {nonfinite.dump(self, state)}"
@@ -344,19 +345,20 @@ class Session:
         verdict = walks(found)
         if verdict is not None:
             found["walks"] = float(verdict)
-        if self.judge is not None:
+        if self.evaluate_robust is not None:
             found |= self.in_worlds(state)
         return {f"eval/{name}": value for name, value in found.items()}
 
     def in_worlds(self, state: TrainState) -> dict[str, float]:
-        """What the judge says, of one process; the others hear it."""
+        """How the policy fares in many worlds: one process tries it and tells the others."""
         said = "{}"
         with self.clock("eval"):
             if processes.is_first():
-                said = json.dumps(self.judge(jax.device_get(state.agent)))  # type: ignore[misc]
-            self.judged = json.loads(processes.from_first(said))
+                found = self.evaluate_robust(jax.device_get(state.agent))  # type: ignore[misc]
+                said = json.dumps(found)
+            self.robustness = json.loads(processes.from_first(said))
         names = ("score", "survival", "tracking_error")
-        return {f"robust_{name}": float(self.judged[name]) for name in names}
+        return {f"robust_{name}": float(self.robustness[name]) for name in names}
 
     def write(self, row: dict[str, Any]) -> None:
         with self.clock("other"):
@@ -383,12 +385,12 @@ class Session:
 
     def tell_time(self, left: float) -> None:
         """Once, after the first chunk: how long it will take, where somebody might walk away."""
-        if not self.told_time and left >= LONG:
+        if not self.announced_time and left >= LONG:
             self.ui.note(
                 f"training will take about {duration(left)} at this rate; Ctrl-C ends it with all "
                 "files written, --resume goes on"
             )
-        self.told_time = True
+        self.announced_time = True
 
     def save(self, state: TrainState, score: float | None) -> None:
         """Start writing a checkpoint; whether the last one was written is told now."""
@@ -401,8 +403,8 @@ class Session:
                 "env_steps": self.env_steps,
                 "clock": dict(self.clock.seconds),
             }
-            if self.judged and score is not None:
-                meta["robustness"] = self.judged
+            if self.robustness and score is not None:
+                meta["robustness"] = self.robustness
             self.store.save(
                 state,
                 iteration=self.iteration,

@@ -31,7 +31,7 @@ from jaxtd3.envs.physics.native import NativePhysics, share_of_cores
 from jaxtd3.envs.playground.bounds import Bounds, joint_bounds, stretch
 from jaxtd3.envs.playground.meshes import STANDINS, MeshSource, check_standins, menagerie_for
 from jaxtd3.errors import UserError, nearest
-from jaxtd3.thirdparty import private, swapped
+from jaxtd3.thirdparty import attribute, playground_envs, private, swapped
 
 
 class PlaygroundState(NamedTuple):
@@ -72,7 +72,7 @@ class Registered(NamedTuple):
 
 def registered_as(name: str, cls: Any, module: Any) -> Registered:
     """An environment that a module registered with Playground, by its name or its class."""
-    found = {key: made for suite in suites().values() for key, made in suite._envs.items()}
+    found = playground_envs()
     plain = {key: getattr(made, "func", made) for key, made in found.items()}  # of a partial
     if cls is not None:
         name = next((key for key, made in plain.items() if made is cls), "")
@@ -83,10 +83,9 @@ def registered_as(name: str, cls: Any, module: Any) -> Registered:
 @contextlib.contextmanager
 def on_own_device():
     """MJX puts models on the first device of all processes; a process can use only its own."""
-    io = private("mjx_io")
-    resolve = io._resolve_device
+    resolve = private("mjx_device")
     own = lambda impl: jax.local_devices(backend=resolve(impl).platform)[0]  # noqa: E731
-    with swapped(io, "_resolve_device", own):
+    with swapped(private("mjx_io"), "_resolve_device", own):
         yield
 
 
@@ -157,7 +156,7 @@ class PlaygroundEnv:
         self.name, self.unwrapped, self.meshes, self.bounds = name, env, meshes, bounds
         self._action_delay = action_delay
         self._randomizer = randomizer
-        self._repeat = int(env._config.get("action_repeat", 1))
+        self._repeat = int(attribute(env, "_config").get("action_repeat", 1))
         self._varied: tuple[Any, ...] = ()  # tree paths of the model leaves that are randomised
         if randomizer is not None:
             _, axes = self._randomized(jax.random.PRNGKey(0))
@@ -168,7 +167,7 @@ class PlaygroundEnv:
         if native_threads:
             self.physics = self._native(native_threads)
         else:
-            self.physics = MjxPhysics(env._mjx_model)
+            self.physics = MjxPhysics(attribute(env, "_mjx_model"))
         self._recorded_reset, self._recorded_step = record(self._reset), record(self._step)
         self._form, self._prefixed, self._type = self._inspect()
         self.spec = self._make_spec()
@@ -179,11 +178,11 @@ class PlaygroundEnv:
 
     @property
     def default_pose(self) -> Any:
-        return getattr(self.unwrapped, "_default_pose", None)
+        return attribute(self.unwrapped, "_default_pose", None)
 
     @property
     def action_scale(self) -> Any:
-        return self.unwrapped._config.get("action_scale")
+        return attribute(self.unwrapped, "_config").get("action_scale")
 
     # --- Env ------------------------------------------------------------------------------------
 
@@ -266,7 +265,7 @@ class PlaygroundEnv:
         """Full precision (TF32 breaks contacts), this environment's physics, and the randomised
         leaves in its model."""
         env, physics = self.unwrapped, physics or self.physics
-        own, new = env._mjx_model, dict(zip(self._varied, leaves, strict=True))
+        own, new = attribute(env, "_mjx_model"), dict(zip(self._varied, leaves, strict=True))
         model = jax.tree_util.tree_map_with_path(lambda p, x: new.get(p, x), own) if new else own
         with (
             swapped(env, "_mjx_model", model),
@@ -283,11 +282,10 @@ class PlaygroundEnv:
     def _capture(self, replace: Mapping[str, Array] | None = None):
         """Record (or replace) the terms that the environment's `_get_reward` returns."""
         env = self.unwrapped
-        inner = getattr(env, "_get_reward", None)
+        inner = attribute(env, "_get_reward", None)
         if inner is None:
             yield
             return
-        own = vars(env).get("_get_reward")
 
         def recording(*args: Any, **kwargs: Any) -> Any:
             terms = inner(*args, **kwargs) if replace is None else dict(replace)
@@ -295,24 +293,18 @@ class PlaygroundEnv:
                 self._terms = dict(terms)
             return terms
 
-        env._get_reward = recording
-        try:
+        with swapped(env, "_get_reward", recording):
             yield
-        finally:
-            if own is None:
-                del env._get_reward
-            else:
-                env._get_reward = own
 
     # --- found out at load ----------------------------------------------------------------------
 
     def _native(self, threads: int) -> NativePhysics:
         """C MuJoCo, asked for the fields that this environment uses and no others."""
         env = self.unwrapped
-        like = mjx.make_data(env.mj_model, impl=env._mjx_model.impl.value)
+        like = mjx.make_data(env.mj_model, impl=attribute(env, "_mjx_model").impl.value)
         varied = [".".join(str(k.name) for k in path) for path in self._varied]
         physics = NativePhysics(env.mj_model, like, varied, threads)
-        leaves = dict(jax.tree_util.tree_leaves_with_path(env._mjx_model))
+        leaves = dict(jax.tree_util.tree_leaves_with_path(attribute(env, "_mjx_model")))
         model = tuple(leaves[path] for path in self._varied)
 
         def reset(physics: Physics, key: Array) -> tuple[Any, Any]:
@@ -346,7 +338,7 @@ class PlaygroundEnv:
         """From one trace of a step: the form of the reward, whether the privileged observation
         begins with the actor's, and the type of the state."""
         env = self.unwrapped
-        scales = env._config.get("reward_config", {}).get("scales", None) or {}
+        scales = attribute(env, "_config").get("reward_config", {}).get("scales", None) or {}
         names, weights = tuple(scales.keys()), tuple(float(v) for v in scales.values())
         first, model, late = jax.eval_shape(self._recorded_reset, jax.random.PRNGKey(0))
         action = jax.ShapeDtypeStruct((env.action_size,), jnp.float32)
@@ -398,7 +390,7 @@ class PlaygroundEnv:
                 extra = obs["privileged_state"].shape[-1] - (size if self._prefixed else 0)
         else:
             size = obs.shape[-1]
-        config = self.unwrapped._config
+        config = attribute(self.unwrapped, "_config")
         form = self._form
         return EnvSpec(
             name=self.name,

@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxtd3.core.types import Array
 from jaxtd3.errors import UserError
+from jaxtd3.thirdparty import attribute
 
 
 class Bounds(NamedTuple):
@@ -27,7 +28,8 @@ class Bounds(NamedTuple):
 def joint_bounds(name: str, env: Any) -> Bounds:
     """The distance from the default pose to the limits of the joints that are driven."""
     model: mujoco.MjModel = env.mj_model
-    pose, scale = getattr(env, "_default_pose", None), env._config.get("action_scale")
+    pose = attribute(env, "_default_pose", None)
+    scale = attribute(env, "_config").get("action_scale")
     position = np.all(model.actuator_biastype == mujoco.mjtBias.mjBIAS_AFFINE)
     if pose is None or scale is None or not position:
         raise UserError(f"{name} has no default pose to measure from: action_bounds=scale only")

@@ -22,7 +22,7 @@ import mujoco
 import numpy as np
 from etils import epath
 
-from jaxtd3.thirdparty import private
+from jaxtd3.thirdparty import playground_envs, private
 
 mjx_env = private("mjx_env")
 
@@ -64,16 +64,14 @@ class MeshSource:
 
 def package_of(env_name: str) -> str:
     """The Playground package that defines an environment, as `locomotion/g1`."""
-    suites = private("suites")
-    for suite in (suites.locomotion, suites.manipulation, suites.dm_control_suite):
-        maker = suite._envs.get(env_name)
-        if maker is not None:
-            cls = getattr(maker, "func", maker)
-            # one of a user's own: the robot of the class that it is made from
-            homes = [c.__module__ for c in getattr(cls, "__mro__", ())] or [cls.__module__]
-            inside = [home.split("._src.")[1].split(".") for home in homes if "._src." in home]
-            return "/".join(inside[0][:2]) if inside else ""
-    return ""
+    maker = playground_envs().get(env_name)
+    if maker is None:
+        return ""
+    cls = getattr(maker, "func", maker)
+    # one of a user's own: the robot of the class that it is made from
+    homes = [c.__module__ for c in getattr(cls, "__mro__", ())] or [cls.__module__]
+    inside = [home.split("._src.")[1].split(".") for home in homes if "._src." in home]
+    return "/".join(inside[0][:2]) if inside else ""
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ import numpy as np
 from jaxtd3.core.types import Array, EnvSpec, EnvStep
 from jaxtd3.envs.playground.layout import OBSERVED, PRIVILEGED
 from jaxtd3.errors import UserError
+from jaxtd3.thirdparty import attribute
 
 if TYPE_CHECKING:
     from jaxtd3.envs.playground.adapter import PlaygroundEnv, PlaygroundState
@@ -250,7 +251,7 @@ def check_twice(mirror: Mirror, name: str) -> None:
 
 def check_standing(mirror: Mirror, env: PlaygroundEnv) -> None:
     """The pose that the action zero holds is its own mirror image."""
-    stand = np.asarray(env.unwrapped._init_q)
+    stand = np.asarray(attribute(env.unwrapped, "_init_q"))
     apart = np.abs(how_mirrored(mirror.qpos, stand) - stand)
     if apart.max() > 1e-6:
         raise UserError(

@@ -1,7 +1,7 @@
 """`jaxtd3 train --best robust`: every evaluation tries the policy in all worlds as well.
 
-    judge = make_judge(program)
-    judge(agent_state)  ->  the summary of `robustness.json`, with fewer episodes
+    evaluate = make_robust_evaluate(program)
+    evaluate(agent_state)  ->  the summary of `robustness.json`, with fewer episodes
 
 It is the very controller that would be exported, in C MuJoCo and onnxruntime, whatever physics the
 run trains on.
@@ -27,11 +27,10 @@ if TYPE_CHECKING:
 
 EPISODES, SECONDS = 4, 10.0
 """In every world: 64 episodes take about as long as an evaluation."""
-Judge = Callable[[Any], dict[str, Any]]
 
 
-def make_judge(program: Program) -> Judge:
-    """judge(agent_state) -> summary, for a run's evaluations.
+def make_robust_evaluate(program: Program) -> Callable[[Any], dict[str, Any]]:
+    """evaluate(agent_state) -> summary, for a run's evaluations.
 
     A robot or a network that no controller can be written for is the user's error, told at once.
     """
@@ -46,10 +45,12 @@ def make_judge(program: Program) -> Judge:
         controller(jax.tree.map(lambda x: np.ones(x.shape, x.dtype), program.shapes.agent))
     except UserError as error:
         raise UserError(f"--best robust: {error}") from error
-    from jaxtd3.deploy.robustness import judge_worlds, summarize
+    from jaxtd3.deploy.robustness import evaluate_worlds, summarize
 
-    def judge(agent_state: Any) -> dict[str, Any]:
-        found = judge_worlds(*controller(agent_state), WORLDS, EPISODES, SECONDS, config.run.seed)
+    def evaluate(agent_state: Any) -> dict[str, Any]:
+        found = evaluate_worlds(
+            *controller(agent_state), WORLDS, EPISODES, SECONDS, config.run.seed
+        )
         return summarize(found, EPISODES, SECONDS)
 
-    return judge
+    return evaluate
