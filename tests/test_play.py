@@ -42,7 +42,7 @@ T1 = "T1JoystickFlatTerrain"
 def session():
     env = make_env(EnvConfig(T1, num_envs=1, impl="native", physics_threads=1))
     zero = lambda obs, key: jnp.zeros(env.spec.action_size)  # noqa: E731
-    session = Session(env, zero, about={"agent": "zero actions"})
+    session = Session(env, zero, weights={"alive": 4.0}, about={"agent": "zero actions"})
     session.layout_all = observation_layout(env.env, privileged=True)
     session.text = describe_layout(env.env)
     return session
@@ -132,6 +132,15 @@ def test_the_command_is_what_the_policy_sees_one_step_later(session):
     session.control({"command": [9, -9, 9]})  # no further than training went
     assert session.controls.command == (1.0, -0.8, 1.0)
     session.control({"command": [0, 0, 0]})
+
+
+def test_the_reward_is_the_sum_of_its_terms_under_the_runs_weights(session):
+    session.control({"reset": True})
+    session.advance()
+    session.advance()
+    told = session.state()
+    assert told["terms"]["alive"] == pytest.approx(4.0)  # the environment's own weight is 0.25
+    assert told["reward"] == pytest.approx(sum(told["terms"].values()), abs=0.01)
 
 
 def test_a_push_moves_the_robot(session):
@@ -649,12 +658,22 @@ def test_the_page_shows_the_robot_and_steers_it(server, browser):
     until(lambda: browser.run("return window.played && window.played.frames > 3"), 60)
     assert browser.run("return document.getElementById('notice').textContent") == ""
     assert browser.run("return document.getElementById('env').textContent") == T1
-    assert browser.run("return document.querySelectorAll('.term').length") == 25
+    terms = np.array(server.session.spec.reward_terms)
+    told = browser.run(
+        "return Array.from(document.querySelectorAll('.term .name'), (x) => x.title)"
+    )
+    assert told == list(terms[server.session.weights != 0])
+    unweighted = browser.run("return document.getElementById('unweighted').textContent")
+    assert unweighted == f"weight 0: {', '.join(terms[server.session.weights == 0])}"
+    keys = "return Array.from(document.querySelectorAll('kbd'), (x) => x.textContent).join(' ')"
+    assert browser.run(keys) == "W S A D Q E X P R space F drag wheel H"
     assert browser.run("return document.querySelectorAll('.part').length") == 9
 
+    key = "dispatchEvent(new KeyboardEvent('keydown', {key: '%s'}));"
+    browser.run(key % "h")  # folds the list of keys, which stands to the left of the robot
     ask(server, {"pause": True})
     picture = Image.open(io.BytesIO(base64.b64decode(browser.call("/screenshot")))).convert("L")
-    shades = np.asarray(picture, float)[:, :560]
+    shades = np.asarray(picture, float)[:480, :560]
     unlike = np.abs(shades - np.median(shades, axis=1, keepdims=True)) > 30  # nor sky nor floor
     assert np.mean(unlike[:, 180:380]) > 0.01, "there is no robot"
     assert np.mean(unlike[:, :100]) < 0.001
@@ -663,7 +682,6 @@ def test_the_page_shows_the_robot_and_steers_it(server, browser):
     slide = "const s = document.getElementById('command-0'); s.value = 0.6;"
     browser.run(slide + "s.dispatchEvent(new Event('input'));")
     until(lambda: state(server)["seen"] == [0.6, 0.0, 0.0])
-    key = "dispatchEvent(new KeyboardEvent('keydown', {key: '%s'}));"
     browser.run(key % "q" + key % "e" + key % "a")
     until(lambda: state(server)["command"] == [0.6, 0.1, 0.0])
     browser.run("document.getElementById('stop').click()")

@@ -216,6 +216,7 @@ class Handler(BaseHTTPRequestHandler):
             self.end_headers()
             first = {
                 "terms": session.spec.reward_terms,
+                "weights": session.weights.tolist(),
                 "layout": session.layout,
                 "ranges": session.ranges,
                 "env": session.spec.name,

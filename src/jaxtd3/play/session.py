@@ -61,9 +61,10 @@ class Session:
         meshes = getattr(env.env, "meshes", None)
         self.standins = meshes is not None and meshes.kind == STANDINS  # nothing to show of them
         self.data = mujoco.MjData(model)
-        self.weights = np.asarray(reward_weights(env.spec, weights or {}))
+        own = reward_weights(env.spec, weights or {})
+        self.weights = np.asarray(own) * env.spec.reward_scale / env.spec.dt  # a term's reward / s
         self.layout = observation_layout(env.env) or (Part("observation", 0, env.spec.obs_size),)
-        self._reset, self._step = make_steps(env, act)
+        self._reset, self._step = make_steps(env, act, own)
         self._inner: Any = None
         self._obs: Any = None
         self._key = jax.random.key(seed)
@@ -295,16 +296,20 @@ def visible(inner: Any) -> dict[str, Array]:
     return {name: x for name, x in found.items() if x is not None}
 
 
-def make_steps(env: BatchEnv, act: Act) -> tuple[Any, Any]:
-    """reset(key) -> (state, obs), and step(state, obs, command, push, key) -> the same and more."""
-    single = env.env
+def make_steps(env: BatchEnv, act: Act, weights: Array) -> tuple[Any, Any]:
+    """reset(key) -> (state, obs), and step(state, obs, command, push, key) -> the same and more.
+
+    The reward is that of training, under `weights` [K].
+    """
+    single, spec = env.env, env.spec
 
     def step(inner: Any, obs: Array, command: Array, push: Array, key: Array) -> Any:
         inner = steered(inner, command, push)
         action = jnp.clip(act(obs, key), -1.0, 1.0)
         out = single.step(inner, action)
         finite = jnp.all(jnp.isfinite(out.obs)) & jnp.all(jnp.isfinite(out.state.state.data.qpos))
-        shown = {**visible(out.state), "obs": out.obs, "reward": out.reward, "terms": out.terms}
+        reward = spec.combine(out.terms, weights) if spec.reward_terms else out.reward
+        shown = {**visible(out.state), "obs": out.obs, "reward": reward, "terms": out.terms}
         shown["over"] = out.terminated | ~finite
         return out.state, out.obs, shown
 

@@ -5,6 +5,12 @@ const token = new URLSearchParams(location.search).get("token");
 const address = (path) => path + (token ? `?token=${encodeURIComponent(token)}` : "");
 const AXES = ["forward", "left", "turn"], UNITS = ["m/s", "m/s", "rad/s"];
 const NUDGE = 0.1;
+const KEYS = [  // [keys, what they do, what the robot must have]
+  ["W S", "faster forward, back", "command"], ["A D", "to the left, right", "command"],
+  ["Q E", "turn left, right", "command"], ["X", "stop", "command"], ["P", "push", "base"],
+  ["R", "reset"], ["space", "pause"], ["F", "the camera follows"], ["drag", "look around"],
+  ["wheel", "nearer, farther"], ["H", "these keys"],
+];
 const STEERING = { w: [0, 1], s: [0, -1], a: [1, 1], d: [1, -1], q: [2, 1], e: [2, -1] };
 
 let about = null, frame = null, before = null, frameAt = 0, beforeAt = 0;
@@ -78,12 +84,25 @@ function build() {
     });
     return { input, told: element("output", "", row), unit: UNITS[i] || "" };
   });
+  const has = { command: about.ranges.length, base: about.floating };
+  $("keys").replaceChildren();
+  for (const [keys, does, needs] of KEYS) {
+    if (needs && !has[needs]) continue;
+    const row = element("li", "", $("keys")), caps = element("span", "", row);
+    for (const key of keys.split(" ")) element("kbd", "", caps).textContent = key;
+    element("span", "", row).textContent = does;
+  }
+  $("keys").classList.toggle("folded", $("view").clientWidth < 560);
+  const unweighted = about.terms.filter((_, i) => !about.weights[i]);
+  $("unweighted").textContent = unweighted.length ? `weight 0: ${unweighted.join(", ")}` : "";
   $("terms").replaceChildren();
-  about.bars = about.terms.map((name) => {
+  about.most = 0.02;  // of the bars, one scale for all
+  about.bars = about.terms.flatMap((name, i) => {
+    if (!about.weights[i]) return [];
     const row = element("div", "term", $("terms"));
     Object.assign(element("span", "name", row), { textContent: name, title: name });
     const bar = element("i", "", element("div", "bar", row));
-    return { row, bar, told: element("output", "", row), most: 0.02 };
+    return [{ i, row, bar, told: element("output", "", row) }];
   });
   $("observation").replaceChildren();
   about.parts = about.layout.map(([name, start, stop]) => {
@@ -112,10 +131,9 @@ function showPanel() {
     command = frame.command;
     showCommand();
   }
-  about.bars.forEach((bar, i) => {
-    const x = frame.terms[i];
-    bar.most = Math.max(bar.most * 0.998, Math.abs(x), 0.02);
-    const wide = 50 * Math.abs(x) / bar.most;
+  about.most = Math.max(about.most * 0.998, 0.02, ...frame.terms.map(Math.abs));
+  about.bars.forEach((bar) => {
+    const x = frame.terms[bar.i], wide = 50 * Math.abs(x) / about.most;
     bar.bar.style.width = `${wide}%`;
     bar.bar.style.left = x < 0 ? `${50 - wide}%` : "50%";
     bar.bar.style.background = x < 0 ? "var(--bad)" : "var(--good)";
@@ -188,9 +206,10 @@ function bindButtons() {
     reset: () => ask({ reset: true }),
     pause: () => ask({ pause: !frame.paused }),
     follow: toggleFollow,
+    keys: () => $("keys").classList.toggle("folded"),
   };
   for (const [id, run] of Object.entries(actions)) {
-    $(id).addEventListener("click", () => { run(); $(id).blur(); });
+    if (id !== "keys") $(id).addEventListener("click", () => { run(); $(id).blur(); });
   }
   $("strength").addEventListener("input", () => {
     $("strength-told").textContent = `${Number($("strength").value).toFixed(1)} m/s`;
@@ -199,7 +218,7 @@ function bindButtons() {
   for (const input of document.querySelectorAll("input")) {
     input.addEventListener("change", () => input.blur());
   }
-  const keys = { x: "stop", p: "push", r: "reset", " ": "pause", f: "follow" };
+  const keys = { x: "stop", p: "push", r: "reset", " ": "pause", f: "follow", h: "keys" };
   addEventListener("keydown", (event) => {
     if (!about || !frame || event.ctrlKey || event.metaKey || event.altKey) return;
     const key = event.key.toLowerCase();
@@ -251,14 +270,16 @@ async function main() {
   });
   stream.addEventListener("end", () => { stream.close(); notice("the program has ended"); });
   stream.onerror = () => { if (stream.readyState !== 2) notice("waiting for the program …"); };
-  let drawn = 0, counted = performance.now(), panelAt = 0, drawnAt = counted;
+  let drawn = 0, counted = performance.now(), panelAt = 0, drawnAt = counted, picture = "";
   const tick = (now) => {
     requestAnimationFrame(tick);
     if (!about || !frame) return;
     const poses = posesNow(now);
     const eye = cameraFor(poses, scene, now - drawnAt);
     drawnAt = now;
-    draw(poses, eye, look.target);
+    const next = [poses, eye, look.target, $("view").clientWidth, $("view").clientHeight].join();
+    if (next !== picture) draw(poses, eye, look.target);  // a still picture costs nothing
+    picture = next;
     drawn += 1;
     window.played.frames += 1;
     if (now - counted > 1000) {
