@@ -241,6 +241,10 @@ def test_two_hundred_joints_are_told_to_be_large(tmp_path, capsys):
         ),
         ("<mujoco><asset><texture file='link.png'/></asset></mujoco>", "lies outside"),
         ("<mujoco><asset><model name='m' file='m.xml'/></asset></mujoco>", "<model> is refused"),
+        ("<mujoco><Include file='../out.xml'/></mujoco>", "not known to be an asset"),
+        ("<mujoco><include xmlns='x' file='../out.xml'/></mujoco>", "not known to be an asset"),
+        ("<mujoco><include file='ring.xml'/></mujoco>", "ring.xml'> cannot be read: "),
+        (f"<mujoco><include file='{'x' * 300}'/></mujoco>", "cannot be read: "),
     ],
 )
 def test_files_that_are_refused(text, says, tmp_path, capsys):
@@ -249,10 +253,52 @@ def test_files_that_are_refused(text, says, tmp_path, capsys):
     (tmp_path / "out.xml").write_text("<mujoco/>")
     (tmp_path / "secret.png").write_bytes(b"secret")
     (folder / "link.png").symlink_to(tmp_path / "secret.png")
+    (folder / "ring.xml").symlink_to("ring.xml")
     (folder / "robot.xml").write_text(text)
     said = refused(capsys, tmp_path, folder / "robot.xml")
     assert says in said
     assert len(said.strip().splitlines()) == 1
+
+
+def test_entities_do_not_grow_in_another_encoding(tmp_path, capsys):
+    ten = lambda name: f"&{name};" * 10  # noqa: E731
+    rows = "".join(f"<!ENTITY e{i} '{ten(f'e{i - 1}')}'>" for i in range(1, 12))
+    path = tmp_path / "robot.xml"
+    text = f"<!DOCTYPE a [<!ENTITY e0 'x'>{rows}]><mujoco model='&e11;'/>"
+    path.write_bytes(text.encode("utf-16"))
+    assert "robot.xml is not well-formed XML" in refused(capsys, tmp_path, path)
+
+
+def test_what_is_too_large_for_mujoco_is_one_line(tmp_path, capsys, monkeypatch):
+    def too_large(path):
+        raise RuntimeError("Caught an unknown exception!")  # as it says when memory ends
+
+    monkeypatch.setattr("mujoco.MjModel.from_xml_path", too_large)
+    said = refused(capsys, tmp_path, mjcf(tmp_path))
+    assert "robot.xml: MuJoCo says: Caught an unknown exception!" in said
+
+
+def test_the_compilers_last_word_on_folders_counts(tmp_path):
+    """In the order of the document, includes in their places."""
+    (tmp_path / "late").mkdir()
+    (tmp_path / "late" / "m.obj").write_text("v 0 0 0\nv 1 0 0\nv 0 1 0\nv 0 0 1\nf 1 3 2\n")
+    mjcf(tmp_path, " ", head="<compiler meshdir='early'/>", name="early.xml")
+    head = "<include file='early.xml'/><compiler meshdir='late'/>"
+    path = mjcf(tmp_path, " ", "<asset><mesh file='m.obj'/></asset>", head)
+    assert "late/m.obj" in map(str, Mjcf(path).files)
+
+
+def test_physics_that_blows_up_is_told(tmp_path, monkeypatch):
+    from jaxtd3.new.findings import speed
+
+    monkeypatch.chdir(tmp_path)
+    model = Mjcf(mjcf(tmp_path, rest=MOTOR)).compile()
+    assert speed(model).there
+    model.opt.timestep = 1e9
+    found = speed(model)
+    assert found.what == "steady physics"
+    assert "The simulation is unstable" in found.advice
+    assert not (tmp_path / "MUJOCO_LOG.TXT").exists()
 
 
 def test_includes_in_a_ring_end(tmp_path):

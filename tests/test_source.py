@@ -58,6 +58,7 @@ SWAPS = {
     "then": "return EnvStep(x, x[None], x, jnp.zeros(0), x < -0.9)",
     "move": "x = jnp.clip(x + 0.1 * action[0], -1.0, 1.0)",
     "step": "def step(self, x, action):",
+    "preset": 'preset = {"num_envs": 8, "gamma": 0.5, "cpu": {"num_envs": 16}}',
 }
 
 
@@ -345,6 +346,9 @@ def refused(capsys, tmp_path, monkeypatch, env: str) -> str:
         ("nowhere.py:Walk", "nowhere.py: No such file or directory"),
         ("mine.py:Wlk", "mine.py: unknown environment 'Wlk': did you mean 'Walk'?"),
         ("mine.py:", "write file.py:Class"),
+        ("mine.py", "write file.py:Class"),
+        ("folder.py:Walk", "folder.py: Is a directory"),
+        ("nul.py:Walk", "nul.py: source code string cannot contain null bytes"),
         ("no.such.module:Walk", "no module 'no.such.module'"),
         ("mine.py:jax", "is not a class or a function"),
         (".:Walk", "no module '.'"),
@@ -352,6 +356,8 @@ def refused(capsys, tmp_path, monkeypatch, env: str) -> str:
 )
 def test_references_that_name_nothing(env, says, capsys, tmp_path, monkeypatch):
     write(tmp_path)
+    (tmp_path / "folder.py").mkdir()
+    (tmp_path / "nul.py").write_text("\0")
     assert says in refused(capsys, tmp_path, monkeypatch, env)
 
 
@@ -361,8 +367,13 @@ def test_references_that_name_nothing(env, says, capsys, tmp_path, monkeypatch):
         ({"spec": "EnvSpec('Walk'"}, "mine.py:7: '(' was never closed"),
         ({"spec": "EnvSpc()"}, "mine.py:7: NameError: name 'EnvSpc' is not defined"),
         ({"spec": "None"}, "mine.py:6: Walk.spec is no jaxtd3.EnvSpec"),
+        ({"spec": "EnvSpec('W', 1, 1, -3)"}, "mine.py:6: spec: episode_length=-3 is not a whole"),
         ({"step": "def stp(self, x, action):"}, "mine.py:6: Walk has no method step"),
         ({"first": "return x, x"}, "mine.py:10: reset: the observation has shape (), not (1,)"),
+        (
+            {"first": "return x, x[None].astype(int)"},
+            "mine.py:10: reset: the observation is of int",
+        ),
         ({"first": "return x"}, "mine.py:10: reset(key) does not return (state, obs)"),
         ({"first": "return x, x[None] / 0 * 0"}, "mine.py:10: reset: obs[0] is not finite (nan)"),
         (
@@ -377,11 +388,19 @@ def test_references_that_name_nothing(env, says, capsys, tmp_path, monkeypatch):
             {"then": "return EnvStep((x, x), x[None], x, jnp.zeros(0), x < -0.9)"},
             "mine.py:14: reset and step return states of different structure",
         ),
+        (
+            {"then": "return EnvStep(x, x[None], x, jnp.zeros(0), 1.0 * (x < -0.9))"},
+            "mine.py:14: step: terminated is of float32, not bool",
+        ),
         ({"then": "return x"}, "mine.py:14: step(state, action) does not return a jaxtd3.EnvStep"),
         ({"move": "x = x if action[0] > 0 else -x"}, "mine.py:15: TracerBoolConversionError"),
         ({"move": "x = x + float(action[0])"}, "mine.py:15: ConcretizationTypeError"),
         ({"move": "raise RuntimeError('oh')"}, "mine.py:15: RuntimeError: oh"),
         ({"move": "import sys; sys.exit(3)"}, "mine.py:15: SystemExit: 3"),
+        ({"preset": "preset = 3"}, "mine.py:6: preset is not a dict of settings"),
+        ({"preset": "preset = {'cpu': {'gama': 1}}"}, "mine.py:6: unknown setting 'gama'"),
+        ({"preset": "preset = {'gamma': '1'}"}, "mine.py:6: preset: gamma='1' is not a float"),
+        ({"preset": "preset = {'num_envs': 0}"}, "mine.py:6: num_envs=0 is below 1"),
     ],
 )
 def test_files_with_mistakes(swaps, says, capsys, tmp_path, monkeypatch):

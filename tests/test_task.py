@@ -14,6 +14,7 @@ import pytest
 from jaxtd3 import EnvConfig, UserError, make_env
 from jaxtd3.envs import source
 from jaxtd3.envs.batch import batch_env
+from jaxtd3.envs.robot import set_timestep
 from jaxtd3.envs.task import MujocoTask, near, sq
 
 ENV = Path(__file__).parent / "data" / "quadruped" / "env.py"
@@ -247,6 +248,14 @@ def test_what_keeps_mjx_away_is_one_line(tmp_path):
     with pytest.raises(UserError, match=r"Cylinder on jax: .*CYLINDER.*; --impl native runs it"):
         Cylinder(EnvConfig(impl="jax"))
     assert Cylinder().spec.obs_size == 3
+
+
+@pytest.mark.parametrize("timestep", [0.0, -1.0, float("nan"), 0.03])
+def test_a_timestep_that_divides_nothing_is_refused(timestep):
+    model = mujoco.MjModel.from_xml_string("<mujoco/>")
+    model.opt.timestep = timestep
+    with pytest.raises(UserError, match="does not divide"):
+        set_timestep(model, "Stand", 0.02, None)
 
 
 def test_helpers():

@@ -152,6 +152,14 @@ def shorten(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:40]}... ({len(text)} characters)"
 
 
+def check_kinds(where: str, values: Mapping[str, Any]) -> None:
+    """Refuse values that are of another kind than the fields they are for."""
+    for name, value in values.items():
+        section, leaf = find_field(name)
+        kinds = {f.name: f for f in dataclasses.fields(SECTIONS[section])}
+        _check_kind(f"{where}: {name}", value, kinds[leaf])
+
+
 def _check_kind(where: str, value: Any, f: dataclasses.Field) -> None:
     """Refuse a value of another kind than the field's."""
     kind = str(f.type)

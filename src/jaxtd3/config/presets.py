@@ -1,7 +1,7 @@
 """Settings as data: one table of changes per environment, per algorithm, per hardware.
 
 `preset_of` applies, in this order: the environments' rows whose pattern matches, the hardware
-profile's rows whose pattern matches, the algorithm's row and sizes, the caller's changes.
+profile's rows whose pattern matches, what the environment suggests, the algorithm's row and sizes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
-from jaxtd3.config.config import Config
+from jaxtd3.config.config import Config, check_kinds
 from jaxtd3.errors import UserError, nearest
 
 Changes = Mapping[str, Any]
@@ -386,9 +386,7 @@ def tuned_reward(env: str) -> Mapping[str, float]:
     raise UserError(f"{env} has no tuned reward: only {', '.join(TUNED_REWARDS)} have")
 
 
-def preset_of(
-    env: str, label: str, algo: str, profile: str, suggested: Changes, changes: Changes
-) -> Config:
+def preset_of(env: str, label: str, algo: str, profile: str, suggested: Changes) -> Config:
     """The settings for an environment whose rows match `label`, such as `locomotion/Go1Getup`.
 
     `suggested` by the environment's own class: settings, under `cpu` and `gpu` those for either.
@@ -401,8 +399,17 @@ def preset_of(
     for pattern, row in ENVIRONMENTS + PROFILES[profile]:
         if pattern == "*" or fnmatchcase(label, pattern):
             flat |= row
-    flat |= {name: value for name, value in suggested.items() if name not in PROFILES}
-    flat |= suggested.get(profile, {})
+    flat |= suggestions(suggested, profile)
     flat |= ALGORITHMS[algo]
     flat |= ALGORITHM_SIZES.get((algo, profile), {})
-    return Config(algo=algo, profile=profile).override({**flat, **changes})
+    return Config(algo=algo, profile=profile).override(flat)
+
+
+def suggestions(preset: Any, profile: str) -> Changes:
+    """What a class suggests for a profile; it may be anybody's, so its kinds are looked at."""
+    rows = [preset, preset.get(profile, {})] if isinstance(preset, Mapping) else [preset]
+    if not all(isinstance(row, Mapping) for row in rows):
+        raise UserError("preset is not a dict of settings")
+    flat = {name: value for row in rows for name, value in row.items() if name not in PROFILES}
+    check_kinds("preset", flat)
+    return flat

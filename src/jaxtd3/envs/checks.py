@@ -19,6 +19,10 @@ def check_made(env: Any, found: Found) -> None:
         spec = getattr(env, "spec", None)
         if not isinstance(spec, EnvSpec):
             raise UserError(f"{type(env).__name__}.spec is no jaxtd3.EnvSpec")
+        for name in ("obs_size", "action_size", "episode_length"):
+            size = getattr(spec, name)
+            if not isinstance(size, int | np.integer) or size < 1:
+                raise UserError(f"spec: {name}={size!r} is not a whole number above 0")
         if len(spec.reward_terms) != len(spec.default_weights):
             terms, weights = len(spec.reward_terms), len(spec.default_weights)
             raise UserError(f"spec: {terms} reward_terms, but {weights} default_weights")
@@ -39,7 +43,7 @@ def check_reset(env: Any, spec: EnvSpec) -> Any:
     if not isinstance(out, tuple) or len(out) != 2:
         raise UserError("reset(key) does not return (state, obs)")
     state, obs = out
-    check_shape("reset: the observation", obs, (spec.width,))
+    check_array("reset: the observation", obs, (spec.width,), jnp.float32)
     return state
 
 
@@ -49,10 +53,10 @@ def check_step(env: Any, spec: EnvSpec, state: Any) -> None:
     out = jax.eval_shape(env.step, state, action)
     if not isinstance(out, EnvStep):
         raise UserError("step(state, action) does not return a jaxtd3.EnvStep")
-    check_shape("step: the observation", out.obs, (spec.width,))
-    check_shape("step: the reward", out.reward, ())
-    check_shape("step: the reward terms", out.terms, (len(spec.reward_terms),))
-    check_shape("step: terminated", out.terminated, ())
+    check_array("step: the observation", out.obs, (spec.width,), jnp.float32)
+    check_array("step: the reward", out.reward, ())
+    check_array("step: the reward terms", out.terms, (len(spec.reward_terms),))
+    check_array("step: terminated", out.terminated, (), jnp.bool_)
     check_same(state, out.state)
 
 
@@ -70,9 +74,12 @@ def check_same(state: Any, then: Any) -> None:
             )
 
 
-def check_shape(what: str, x: Any, shape: tuple[int, ...]) -> None:
+def check_array(what: str, x: Any, shape: tuple[int, ...], dtype: Any = None) -> None:
+    """Refuse another shape, and another type where one is asked for."""
     if getattr(x, "shape", None) != shape:
         raise UserError(f"{what} has shape {getattr(x, 'shape', None)}, not {shape}")
+    if dtype is not None and x.dtype != dtype:
+        raise UserError(f"{what} is of {x.dtype}, not {jnp.dtype(dtype)}")
 
 
 def check_finite(env: Any) -> None:

@@ -5,9 +5,10 @@ Playground and MJX take seconds to import: only a name that is not registered as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -96,9 +97,10 @@ def has_physics(name: str) -> bool:
     return isinstance(make, str) or hasattr(make, "from_config")
 
 
-def suggested_by(name: str) -> Mapping[str, Any]:
-    """Settings that an environment's own class suggests."""
-    return getattr(maker(name), "preset", {})
+def file_of(name: str) -> Path | None:
+    """The file that a reference names."""
+    reference = reference_of(name)
+    return source.find(reference).file if reference else None
 
 
 def sha256_of(name: str) -> str:
@@ -119,6 +121,8 @@ def env_names() -> tuple[str, ...]:
 def check_env(name: str) -> None:
     """Refuse an unknown name with the nearest known one."""
     if not is_own(name) and reference_of(name) is None and name not in env_names():
+        if source.names_file(name):
+            raise UserError(f"--env {name}: write file.py:Class")
         raise UserError(nearest("env", name, env_names()))
 
 
@@ -140,8 +144,9 @@ def preset(env: str, algo: str = "fasttd3", profile: str = "auto", **changes: An
     made = maker(env)
     name = made if isinstance(made, str) else env
     label = "" if name == env and ":" in env else f"{suite_of(env)}/{name}"  # a class of one's own
-    config = preset_of(env, label, algo, profile, suggested_by(env), changes)
-    return config.override({"source_sha256": sha256_of(env)})
+    with source.blaming(file_of(env), made):  # for what the class suggests
+        config = preset_of(env, label, algo, profile, getattr(made, "preset", {}))
+    return config.override({**changes, "source_sha256": sha256_of(env)})
 
 
 def reward_kind(name: str) -> str:

@@ -91,7 +91,7 @@ def load_model(path: Path, name: str) -> mujoco.MjModel:
 def set_timestep(model: mujoco.MjModel, name: str, control_dt: float, sim_dt: float | None) -> int:
     """Physics steps in a control step."""
     model.opt.timestep = sim_dt or model.opt.timestep
-    ratio = control_dt / model.opt.timestep
+    ratio = control_dt / model.opt.timestep if model.opt.timestep > 0 else 0.0
     if ratio < 0.99 or abs(ratio - round(ratio)) > 1e-6:
         raise UserError(
             f"sim_dt={model.opt.timestep:g} s does not divide {name}'s control step of "

@@ -206,7 +206,8 @@ def blaming(file: Path | None, about: Any = None) -> Iterator[None]:
         yield
     except SyntaxError as error:
         where = Path(error.filename).name if error.filename else file and file.name
-        raise UserError(f"{where}:{error.lineno}: {error.msg}") from error
+        line = f":{error.lineno}" if error.lineno else ""
+        raise UserError(f"{where}{line}: {error.msg}") from error
     except (Exception, SystemExit) as error:
         message = first_line(error)
         raise UserError(f"{place_of(error, file, about)}{message}") from error

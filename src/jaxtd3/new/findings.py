@@ -201,13 +201,20 @@ def control_ranges(model: mujoco.MjModel) -> Finding:
 
 def speed(model: mujoco.MjModel, seconds: float = 0.2) -> Finding:
     """How fast one core steps it, so that nobody waits for a model that is too large."""
-    data = mujoco.MjData(model)
-    if model.nkey:
-        mujoco.mj_resetDataKeyframe(model, data, 0)
-    begin, steps = time.perf_counter(), 0
-    while time.perf_counter() - begin < seconds:
-        mujoco.mj_step(model, data)
-        steps += 1
+    warnings: list[str] = []
+    mujoco.set_mju_user_warning(warnings.append)  # MuJoCo's own way leaves a file behind
+    try:
+        data = mujoco.MjData(model)
+        if model.nkey:
+            mujoco.mj_resetDataKeyframe(model, data, 0)
+        begin, steps = time.perf_counter(), 0
+        while time.perf_counter() - begin < seconds and not warnings:
+            mujoco.mj_step(model, data)
+            steps += 1
+    finally:
+        mujoco.set_mju_user_warning(None)
+    if warnings:
+        return Finding("steady physics", advice=f"MuJoCo says: {warnings[0]}")
     rate = steps / (time.perf_counter() - begin)
     large = ": large, expect long training" if model.nv > 60 else ""
     return Finding("speed", f"{model.njnt} joints, {rate:,.0f} physics steps/s on a core{large}")

@@ -33,8 +33,9 @@ class Mjcf:
             raise UserError(f"no such MJCF: {path}")
         self.folder, self.main = path.parent.resolve(), PurePosixPath(path.name)
         self.files: dict[PurePosixPath, bytes] = {}
+        self.compiler: dict[str, str] = {}  # its settings; later ones win
         trees = self._read_xml(self.main, "--mjcf")
-        folders = asset_folders(trees)
+        folders = asset_folders(self.compiler)
         for where, tree in trees:
             for tag, line, name in asset_files(tree):
                 self._take(PurePosixPath(folders[tag]) / name, f"{where}: <{tag} file={line!r}>")
@@ -62,6 +63,8 @@ class Mjcf:
         for element in tree.iter():
             if element.tag in REFUSED and (element.tag != "model" or "file" in element.attrib):
                 raise UserError(f"{name}: <{element.tag}> is refused: {REFUSED[element.tag]}")
+            if element.tag == "compiler":
+                self.compiler |= element.attrib
             if element.tag == "include":
                 inside = PurePosixPath(element.get("file", ""))
                 trees += self._read_xml(inside, f"{name}: <include file={str(inside)!r}>")
@@ -70,12 +73,16 @@ class Mjcf:
     def _take(self, name: PurePosixPath, why: str) -> bytes:
         """Read a file of the folder, once."""
         clean = PurePosixPath(os.path.normpath(name))
-        real = (self.folder / clean).resolve()
+        try:
+            real = (self.folder / clean).resolve()
+            there = real.is_file()
+        except (OSError, RuntimeError) as error:  # a name too long, a link to itself
+            raise UserError(f"{why} cannot be read: {error}") from error
         if name.is_absolute() or ".." in clean.parts or not real.is_relative_to(self.folder):
             raise UserError(f"{why} lies outside the MJCF's folder: copy it there")
         if clean in self.files:
             return self.files[clean]
-        if not real.is_file():
+        if not there:
             raise UserError(f"{why}: no such file {clean} in {self.folder}")
         total = sum(map(len, self.files.values())) + real.stat().st_size
         if total > MAX_ALL or len(self.files) >= MAX_FILES:
@@ -99,19 +106,15 @@ class Mjcf:
             path = self.write(Path(folder))
             try:
                 return mujoco.MjModel.from_xml_path(str(path))
-            except ValueError as error:
+            except (ValueError, RuntimeError, mujoco.FatalError) as error:  # too large, for one
                 text = " ".join(str(error).replace(f"{folder}/", "").split())
                 raise UserError(f"{self.main}: MuJoCo says: {text}") from error
 
 
-def asset_folders(trees: list[tuple[PurePosixPath, ET.Element]]) -> dict[str, str]:
+def asset_folders(compiler: dict[str, str]) -> dict[str, str]:
     """Where the files of each kind of asset are, by the compiler's settings."""
-    found: dict[str, str] = {}
-    for _, tree in trees:
-        for compiler in tree.iter("compiler"):
-            found |= compiler.attrib
-    mesh = found.get("meshdir", found.get("assetdir", ""))
-    texture = found.get("texturedir", found.get("assetdir", ""))
+    mesh = compiler.get("meshdir", compiler.get("assetdir", ""))
+    texture = compiler.get("texturedir", compiler.get("assetdir", ""))
     return {**dict.fromkeys(ASSETS, mesh), "texture": texture}
 
 
