@@ -109,7 +109,7 @@ BAD_COMMANDS = [
     ("train --env CartpoleBalance --profile cpu --sim-dt 0.003", "does not divide"),
     ("train --env CartpoleBalance --profile cpu --sim-dt 0", "not above 0"),
     ("train --env Pendulum --profile cpu --sim-dt 0.01", "no physics step"),
-    ("train --resume --run-dir nowhere", "--env is missing"),
+    ("train --resume --run-dir nowhere", "--env is missing: no run in nowhere"),
     ("evaluate", "missing RUN"),
     ("evaluate nowhere", "is not a run"),
     ("evaluate nowhere --episodes 0", "--episodes 0 is below 1"),

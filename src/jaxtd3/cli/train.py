@@ -148,7 +148,10 @@ def settings(args: Train, given: Mapping[str, Any]) -> tuple[Config, list[str]]:
         labels |= own
     env, algo, profile = labels["env"], labels["algo"] or "fasttd3", labels["profile"] or "auto"
     if env is None:
-        raise UserError("--env is missing: `jaxtd3 envs` lists the environments")
+        hint = "`jaxtd3 envs` lists the environments"
+        if args.resume:
+            hint = f"no run in {args.run_dir}"
+        raise UserError(f"--env is missing: {hint}")
     changes = base.by_name() if base is not None else {}
     known = field_names()
     changes |= {k: v for k, v in given.items() if k in known}

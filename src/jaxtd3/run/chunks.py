@@ -29,7 +29,9 @@ class Chunks:
         self.iteration = 0
         self.spent = 0.0  # seconds of training, of the last chunk
 
-    def loop(self, advance: Advance, state: Any, after: After, status: str | None) -> Any:
+    def loop(
+        self, advance: Advance, state: Any, after: After, status: str | None
+    ) -> tuple[Any, str]:
         """Chunks until there is a status: (state, status)."""
         while status is None:
             before = self.clock["train"]
