@@ -85,7 +85,7 @@ def drive(
     command: Sequence[float],
     seconds: float,
     ramp: float = 2.0,
-    most_jump: float = 1.0,
+    most_jump: float = safety.MOST_JUMP,
     stale_after: float = safety.STALE_AFTER,
     each_step: Callable[[float], None] | None = None,
 ) -> Report:
@@ -96,7 +96,11 @@ def drive(
     last = None
     try:
         robot.connect(about)
-        print(f"{1 / about['dt']:g} Hz: {ramp:g} s of standing up, then the policy", flush=True)
+        print(
+            f"{1 / about['dt']:g} Hz: {ramp:g} s of standing up, then the policy; "
+            f"a target may jump by {most_jump:.2f} rad a step",
+            flush=True,
+        )
         last = wait_for_sensors(robot)
         safety.check_sensors(about, last, time.monotonic(), stale_after)
         start = targets = np.asarray(last.values["joint_positions"], float)
@@ -175,7 +179,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=60.0, help="of the policy (60)")
     parser.add_argument("--command", type=float, nargs=3, default=(0.0, 0.0, 0.0), metavar="X")
     parser.add_argument("--ramp", type=float, default=2.0, help="seconds of standing up (2)")
-    parser.add_argument("--max-jump", type=float, default=1.0, help="rad a target may jump (1)")
+    parser.add_argument(
+        "--max-jump",
+        type=float,
+        help=f"rad a target may jump in a step ({safety.MOST_JUMP:g}, or {safety.JUMP_MARGIN:g} "
+        "times the largest jump of the recorded trace)",
+    )
     parser.add_argument("--hang", action="store_true", help="MuJoCo: never let off the gantry")
     parser.add_argument(
         "--rehearse",
@@ -192,11 +201,12 @@ def check(args: argparse.Namespace, about: Any) -> None:
     if args.robot is not None and (args.hang or args.rehearse):
         raise BadInput("--hang and --rehearse are for MuJoCo's robot: leave them away")
     for name in ("seconds", "ramp", "max_jump"):
-        if not 0 < getattr(args, name) < float("inf"):
-            raise BadInput(f"--{name.replace('_', '-')} {getattr(args, name):g} is not above 0")
-    given = about["command"]
+        given = getattr(args, name)
+        if given is not None and not 0 < given < float("inf"):
+            raise BadInput(f"--{name.replace('_', '-')} {given:g} is not above 0")
+    trained = about["command"]
     for x, name, low, high in zip(
-        args.command, given["names"], given["low"], given["high"], strict=True
+        args.command, trained["names"], trained["low"], trained["high"], strict=True
     ):
         if not low <= x <= high:
             raise BadInput(f"the command's {name} is {x:g}: trained from {low:g} to {high:g}")
@@ -246,13 +256,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         hang = float("inf") if args.hang else args.ramp
         robot: Any = load_robot(args.robot) if args.robot else MujocoRobot(args.model, hang)
         each_step = rehearsal(args, robot, controller)
+        told = safety.most_jump(controller.about)
         report = drive(
             robot,
             controller,
             args.command,
             args.seconds,
             args.ramp,
-            args.max_jump,
+            told if args.max_jump is None else args.max_jump,
             each_step=each_step,
         )
     except BadInput as error:

@@ -24,6 +24,10 @@ BEYOND = 0.1
 """Radians that a joint may be beyond its limits: encoders and stops have some play."""
 LEAST_UPRIGHT = 0.5
 """Least cosine of the angle to upright: 60 degrees."""
+MOST_JUMP = 1.0
+"""Radians that a target may jump in one step, unless the controller jumps as far by itself."""
+JUMP_MARGIN = 1.25
+"""So many times as far as in its recorded trace a target may jump then."""
 
 
 class Stop(Exception):
@@ -32,6 +36,13 @@ class Stop(Exception):
     def __init__(self, code: int, reason: str):
         super().__init__(reason)
         self.code = code
+
+
+def most_jump(about: Mapping[str, Any]) -> float:
+    """Radians that a target may jump in one step under this controller."""
+    told = about.get("target_jump")
+    known = isinstance(told, (int, float)) and np.isfinite(told) and told > 0
+    return max(MOST_JUMP, JUMP_MARGIN * float(told)) if known else MOST_JUMP
 
 
 def check_sensors(about: Mapping[str, Any], sensors: Any, now: float, stale_after: float) -> None:

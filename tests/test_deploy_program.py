@@ -326,6 +326,27 @@ def test_bad_targets_damp_before_they_are_sent(answer, code, said):
     assert np.max(sent) <= 0.1 + 1e-9
 
 
+def test_a_policy_that_jumps_far_in_its_trace_may_do_so():
+    import safety
+
+    assert safety.most_jump({"target_jump": 0.2}) == safety.MOST_JUMP  # of the ramp too
+    assert safety.most_jump({"target_jump": 1.6}) == pytest.approx(2.0)
+    for told in ({}, {"target_jump": "far"}, {"target_jump": 0}, {"target_jump": float("nan")}):
+        assert safety.most_jump(told) == safety.MOST_JUMP
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["t1-flat", "g1-flat"])
+def test_the_shipped_policies_walk_as_the_page_says(name, tmp_path):
+    """The commands of docs/deploy.md as they stand there."""
+    cli = [sys.executable, "-m", "jaxtd3", "export"]
+    subprocess.run([*cli, name, "--controller", "--with-model"], cwd=tmp_path, check=True)
+    subprocess.run([*cli, "--check", "controller.onnx"], cwd=tmp_path, check=True)
+    controller, model = tmp_path / "controller.onnx", tmp_path / "robot.xml"
+    code, said = run(controller, "--model", model, "--command", "0.5", "0", "0", "--seconds", "10")
+    assert code == 0, said
+
+
 def test_targets_are_kept_within_the_servos_range():
     robot = FakeRobot()
     report = drive(robot, FakeController(lambda i: np.full(JOINTS, 0.1 + 0.1 * i)))

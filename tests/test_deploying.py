@@ -103,6 +103,9 @@ def test_files_and_metadata(exported, model):
     assert about["observation"][0] == {"name": "linvel", "start": 0, "stop": 3}
     assert about["observation"][-1] == {"name": "sin_phase", "start": 83, "stop": 85}
     assert about["note"] == "untrained"
+    trace = np.load(exported.parent / "controller.trace.npz")
+    targets = np.clip(trace["out.joint_targets"], about["target_low"], about["target_high"])
+    assert np.abs(np.diff(targets, axis=0)).max() <= about["target_jump"] + 1e-3 < 3
     np.testing.assert_allclose(about["default_pose"], model.key("home").qpos[7:], atol=1e-6)
 
 
@@ -319,6 +322,7 @@ def shift_pose(texts):
         (put("action_scale", 0.5), "action_scale is 0.5, not 1.0"),
         (put("action_high", [0.0] * 23), "beyond action_low and action_high"),
         (put("inputs", {"gyro": 3}), "inputs"),
+        (put("target_jump", 0.0), "target_jump is 0.0, not"),
     ],
 )
 def test_wrong_metadata_fails(edit, said, copied, capsys):

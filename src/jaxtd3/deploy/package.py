@@ -117,7 +117,7 @@ def controller_command(args: Export) -> int:
 
 def write_controller(args: Export, run: Path) -> int:
     """The controller of a run or a policy, and what belongs to it."""
-    from jaxtd3.deploy.trace import TOLERANCE, record_trace, replay_error, save_trace
+    from jaxtd3.deploy.trace import TOLERANCE, largest_jump, record_trace, replay_error, save_trace
     from jaxtd3.run.load import load as load_trained
 
     out = args.out or Path("controller.onnx")
@@ -131,6 +131,8 @@ def write_controller(args: Export, run: Path) -> int:
     controller = controller_of(trained, more)
     model = playground_of(trained).mj_model
     trace = record_trace(controller.about, model, policy_of(trained))
+    more["target_jump"] = largest_jump(controller.about, trace)
+    controller = controller_of(trained, more)
     error = replay_error(controller, trace)
     if not error <= TOLERANCE:
         raise UserError(f"the controller differs from JAX by {error:.1e}: nothing written")
@@ -263,6 +265,7 @@ def differences(about: Mapping[str, Any], trace: Mapping[str, np.ndarray]) -> li
     from jaxtd3.deploy.controller import describe_controller
     from jaxtd3.deploy.controller_onnx import ACTION, TARGETS
     from jaxtd3.deploy.robot import describe_robot, load_robot
+    from jaxtd3.deploy.trace import largest_jump
 
     robot = describe_robot(about["env"], load_robot(about["env"]))
     size = int(about["observation"][-1]["stop"]) * int(about["history"])
@@ -280,6 +283,8 @@ def differences(about: Mapping[str, Any], trace: Mapping[str, np.ndarray]) -> li
     low, high = (np.asarray(about[k]) for k in ("action_low", "action_high"))
     if np.any(reach < low - 1e-5) or np.any(reach > high + 1e-5):
         found.append("actions lie beyond action_low and action_high")
+    if "target_jump" in about:  # files of earlier versions lack it
+        found += unlike("target_jump", about["target_jump"], largest_jump(about, trace))
     return found
 
 

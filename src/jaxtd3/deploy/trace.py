@@ -70,6 +70,13 @@ def record_trace(
     return trace
 
 
+def largest_jump(about: Mapping[str, Any], trace: Trace) -> float:
+    """Radians that the target of a servo moves in one step at most, from the default pose on."""
+    targets = np.concatenate([[about["default_pose"]], trace[f"out.{TARGETS}"]])
+    kept = np.clip(targets, about["target_low"], about["target_high"])
+    return round(float(np.max(np.abs(np.diff(kept, axis=0)))), 3)
+
+
 def put_back(model: mujoco.MjModel, data: mujoco.MjData, key: int) -> None:
     mujoco.mj_resetDataKeyframe(model, data, key)
     mujoco.mj_forward(model, data)
