@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -46,6 +49,23 @@ def test_brax_physics_steps():
     assert seen.valid.all()
 
 
+def learned(run: Path, env: str, flags: str) -> dict:
+    """The summary of a run with small networks."""
+    sizes = "--critic-hidden 64 --actor-hidden 32 --batch-size 256 --num-envs 64 --n-step 3"
+    words = f"{flags} {sizes} --gamma 0.99 --no-video --quiet".split()
+    assert main(["train", "--env", env, "--run-dir", str(run), *words]) == 0
+    return json.loads((run / "summary.json").read_text())
+
+
+@pytest.mark.slow
+def test_brax_pendulum_learns(tmp_path):
+    """1 for every step that the pole stays up, of 1000."""
+    flags = "--iterations 1200 --v-min 0 --v-max 100"
+    summary = learned(tmp_path / "run", "jaxtd3.envs.brax:inverted_pendulum", flags)
+    assert summary["first_return"] < 100
+    assert summary["final_return"] > 900
+
+
 def test_gymnax_pendulum_is_gymnax_own():
     gymnax = pytest.importorskip("gymnax")
     from jaxtd3.envs.gymnax import GymnaxEnv
@@ -86,14 +106,8 @@ def test_gymnax_discrete_actions_are_refused():
 @pytest.mark.slow
 def test_gymnax_pendulum_learns(tmp_path):
     pytest.importorskip("gymnax")
-    import json
-
-    run = tmp_path / "run"
-    flags = "--iterations 2000 --gamma 0.99 --v-min -500 --v-max 0 --n-step 3 --num-envs 64"
-    sizes = "--critic-hidden 64 --actor-hidden 32 --batch-size 256 --no-video --quiet"
-    env = ["--env", "jaxtd3.envs.gymnax:Pendulum-v1", "--run-dir", str(run)]
-    assert main(["train", *env, *flags.split(), *sizes.split()]) == 0
-    summary = json.loads((run / "summary.json").read_text())
+    flags = "--iterations 2000 --v-min -500 --v-max 0"
+    summary = learned(tmp_path / "run", "jaxtd3.envs.gymnax:Pendulum-v1", flags)
     assert summary["first_return"] < -800
     assert summary["final_return"] > -300
 
