@@ -143,6 +143,7 @@ BAD_COMMANDS = [
     ("robustness controller.onnx", "cannot read controller.onnx"),
     ("export t1-flat --controller --out t1.xml", "a controller is an .onnx file"),
     ("export t1-flat --controller --out nowhere/t1.onnx", "nowhere is not a folder"),
+    ("export t1-flat --out policy.txt", "a policy is an .onnx or .npz file"),
     ("export --check nowhere.onnx", "cannot read nowhere.onnx"),
     ("export --check . --controller", "leave the rest away"),
     ("export --check .", "cannot read .: Is a directory"),

@@ -70,7 +70,7 @@ def record_trace(
     return trace
 
 
-def largest_jump(about: Mapping[str, Any], trace: Trace) -> float:
+def largest_jump(about: Mapping[str, Any], trace: Mapping[str, np.ndarray]) -> float:
     """Radians that the target of a servo moves in one step at most, from the default pose on."""
     targets = np.concatenate([[about["default_pose"]], trace[f"out.{TARGETS}"]])
     kept = np.clip(targets, about["target_low"], about["target_high"])
