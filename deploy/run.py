@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import safety
@@ -168,8 +168,14 @@ def wait_for_sensors(robot: Robot) -> Any:
 # --- the command line ---------------------------------------------------------------------------
 
 
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line, as for every other mistake."""
+        raise BadInput(message)
+
+
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         description="Run a controller at its rate; without --robot, C MuJoCo is the robot.",
         epilog="exit codes: " + "; ".join(f"{k} {v}" for k, v in safety.CODES.items()),
     )
@@ -246,11 +252,11 @@ def interrupt(*_: Any) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = parse(argv)
     # A service manager's stop damps too; so does Ctrl-C for what a shell started in the background.
     for sent in (signal.SIGINT, signal.SIGTERM):
         signal.signal(sent, interrupt)
     try:
+        args = parse(argv)
         controller = Controller(args.controller)
         check(args, controller.about)
         hang = float("inf") if args.hang else args.ramp

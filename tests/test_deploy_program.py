@@ -512,6 +512,10 @@ def test_bad_input(exported, tmp_path):  # noqa: F811
         ([exported, "--model", model, "--command", "nan", "0", "0"], "forward m/s is nan"),
         ([exported, "--model", model, "--seconds", "0"], "--seconds 0 is not above 0"),
         ([exported, "--model", model, "--ramp", "-1"], "--ramp -1 is not above 0"),
+        ([exported, "--model", model, "--max-jump", "inf"], "--max-jump inf is not above 0"),
+        ([exported, "--model", model, "--command", "0.5"], "--command: expected 3 arguments"),
+        ([exported, "--model", model, "--rehearse", "fall"], "--rehearse: invalid choice"),
+        ([], "required: controller"),
     ]:
         code, line = run(*argv)
         assert code == 2, argv

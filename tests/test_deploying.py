@@ -537,6 +537,7 @@ def test_the_command_writes_a_table_and_files(exported, tmp_path, capsys):
 def test_bad_input(policy, exported, tmp_path, capsys, monkeypatch):
     other = save_random(tmp_path / "pole.npz", "CartpoleBalance")
     (tmp_path / "broken.onnx").write_bytes(b"no such thing")
+    (tmp_path / "folder.onnx").mkdir()
     shutil.copy(exported, tmp_path / "lonely.onnx")
     shutil.copy(exported, tmp_path / "cut.onnx")
     shutil.copy(exported, tmp_path / "old.onnx")
@@ -554,6 +555,7 @@ def test_bad_input(policy, exported, tmp_path, capsys, monkeypatch):
         (f"export {policy} --controler", "did you mean '--controller'?"),
         (f"export {policy} --controller --out no/c.onnx", "no is not a folder"),
         (f"export {policy} --controller --out c.npz", "a controller is an .onnx file"),
+        (f"export {policy} --controller --out folder.onnx", "folder.onnx is a folder"),
         (f"export {other} --controller", "no controller can be written for CartpoleBalance"),
         (f"export {policy} --check plain.onnx", "leave the rest away"),
         ("export --check no.onnx", "cannot read no.onnx: No such file"),

@@ -79,6 +79,8 @@ def test_the_mirror_image_follows_the_order():
         (T1, "linvl", "did you mean 'linvel'"),
         (T1, "true_linvel", "unknown part of the observation"),
         ("CartpoleBalance", "linvel", "have no names to hide by"),
+        (T1, "linvel,linvel", "name each part once"),
+        (T1, ",", "name each part once"),
     ],
 )
 def test_what_cannot_be_hidden_is_refused(env, names, said, tmp_path, capsys):

@@ -241,7 +241,7 @@ def test_the_camera_of_the_window_follows():
     model = mujoco.MjModel.from_xml_string(BALL)
     live = types.SimpleNamespace(model=model, data=mujoco.MjData(model), weights=np.ones(1))
     camera, scene = mujoco.MjvCamera(), mujoco.MjvScene(model, 10)
-    follow(camera, model)
+    follow(camera, model, live.data)
     option, all_of_it = mujoco.MjvOption(), mujoco.mjtCatBit.mjCAT_ALL
     for x in (0.0, 3.0):
         Session._show(live, {"qpos": np.array([x, 2, 1, 1, 0, 0, 0]), "terms": np.zeros(1)})

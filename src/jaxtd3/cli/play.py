@@ -68,6 +68,8 @@ def check(args: Play) -> None:
         raise UserError(f"--seconds {args.seconds:g} is not above 0")
     if args.seed < 0:
         raise UserError(f"--seed {args.seed} is negative")
+    if args.host == "":
+        raise UserError("--host is empty: name an address, or leave it away for this machine alone")
     if args.window and (args.host is not None or args.port is not None):
         raise UserError("--window opens no port: leave --host and --port away")
 

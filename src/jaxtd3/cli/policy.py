@@ -125,7 +125,7 @@ def render_command(args: Render, given: Mapping[str, Any]) -> int:
 
 def export_command(args: Export, given: Mapping[str, Any]) -> int:
     """Run `jaxtd3 export`."""
-    from jaxtd3.deploy.package import describe_robustness, find_robustness
+    from jaxtd3.deploy.package import check_out, describe_robustness, find_robustness
     from jaxtd3.deploy.robot import has_controller
     from jaxtd3.output.onnx import export_onnx
     from jaxtd3.run.load import load
@@ -138,8 +138,7 @@ def export_command(args: Export, given: Mapping[str, Any]) -> int:
     if args.run is None:
         raise UserError("nothing to export: name a run or a policy")
     out = args.out or Path("policy.onnx")
-    if not out.parent.is_dir():
-        raise UserError(f"{out.parent} is not a folder")
+    check_out(out, "a policy", (".onnx", SUFFIX))
     trained = load(args.run, args.best)
     config, source = trained.config, trained.source
     tell_changes(config)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -152,12 +152,14 @@ def write_controller(args: Export, run: Path) -> int:
     return 0
 
 
-def check_out(out: Path) -> None:
+def check_out(out: Path, what: str = "a controller", suffixes: Sequence[str] = (SUFFIX,)) -> None:
     """Refuse a place that cannot be written to before anything is loaded."""
     if not out.parent.is_dir():
         raise UserError(f"{out.parent} is not a folder")
-    if out.suffix != SUFFIX:
-        raise UserError(f"a controller is an {SUFFIX} file: {out} is not")
+    if out.suffix not in suffixes:
+        raise UserError(f"{what} is an {' or '.join(suffixes)} file: {out} is not")
+    if out.is_dir():
+        raise UserError(f"{out} is a folder")
 
 
 def known_robot(run: Path) -> None:

@@ -17,7 +17,10 @@ from jaxtd3.errors import UserError, nearest
 
 def hidden_names(text: str) -> tuple[str, ...]:
     """('linvel', 'gyro') of 'linvel,gyro'."""
-    return tuple(name.strip() for name in text.split(",") if name.strip())
+    names = tuple(name.strip() for name in text.split(",")) if text.strip() else ()
+    if not all(names) or len(set(names)) < len(names):
+        raise UserError(f"--actor-hides {text}: name each part once, such as linvel,gyro")
+    return names
 
 
 class HiddenEnv:

@@ -146,10 +146,15 @@ class Session:
             "position": listed(shown["qpos"][:3]) if self.floating else None,
             "velocity": listed(shown["qvel"][:3]) if self.floating else None,
             "reward": float(shown["reward"]) / self.spec.dt,
-            "terms": dict(zip(self.spec.reward_terms, listed(shown["terms"]), strict=False)),
+            "terms": self.terms(),
             "observation": {p.name: listed(obs[p.start : p.stop]) for p in self.layout},
             "real_time": self.pace.rate(),
         }
+
+    def terms(self) -> dict[str, float]:
+        """Reward per second of each term that has a weight."""
+        told = zip(self.spec.reward_terms, listed(self._shown["terms"]), self.weights, strict=False)
+        return {name: x for name, x, weight in told if weight}
 
     def frame(self) -> dict[str, Any]:
         """What the page draws after every step."""

@@ -79,11 +79,13 @@ def request(session: Session, key: Key) -> dict[str, Any] | None:
     return {key.asks: simple[key.asks]} if key.asks in simple else None
 
 
-def follow(camera: mujoco.MjvCamera, model: mujoco.MjModel) -> None:
-    """Keep a robot with a floating base in sight."""
+def follow(camera: mujoco.MjvCamera, model: mujoco.MjModel, data: mujoco.MjData) -> None:
+    """Keep a robot with a floating base in sight, from behind and somewhat above."""
     if model.njnt and model.jnt_type[0] == mujoco.mjtJoint.mjJNT_FREE:
         camera.type = mujoco.mjtCamera.mjCAMERA_TRACKING
         camera.trackbodyid = int(model.jnt_bodyid[0])
+        camera.lookat[:] = data.subtree_com[camera.trackbodyid]  # at once: it moves there slowly
+        camera.distance, camera.azimuth, camera.elevation = 3.0, -40.0, -12.0
 
 
 def texts(state: Mapping[str, Any]) -> list[tuple[int | None, int, str, str]]:
@@ -95,7 +97,7 @@ def texts(state: Mapping[str, Any]) -> list[tuple[int | None, int, str, str]]:
     return [
         (None, grid.mjGRID_TOPLEFT, *columns(state["terms"].items())),
         (None, grid.mjGRID_TOPRIGHT, *columns(state["observation"].items())),
-        (None, grid.mjGRID_BOTTOMLEFT, *columns(now.items())),
+        (None, grid.mjGRID_BOTTOMRIGHT, *columns(now.items())),
     ]
 
 
@@ -124,7 +126,7 @@ def run_window(session: Session, seconds: float) -> None:
         show_left_ui=False,
         show_right_ui=False,
     ) as viewer:
-        follow(viewer.cam, session.model)
+        follow(viewer.cam, session.model, session.data)
         latest = -1  # what the texts are of
 
         def shown() -> bool:
