@@ -43,6 +43,8 @@ def test_the_stages_of_a_humanoid(tmp_path):
     quiet, hard = first.config.env, last.config.env
     assert (quiet.randomize, quiet.push, quiet.action_delay) == (False, False, 0.02)  # as asked
     assert (hard.randomize, hard.push, hard.action_delay) == (True, True, 0.02)
+    assert (quiet.sim_dt, hard.sim_dt) == (0.004, None)  # a randomised robot needs its own step
+    assert jaxtd3.preset(T1, profile="cpu", randomize=True, sim_dt=0.004).env.sim_dt == 0.004
     assert last.config.agent.actor_lr < first.config.agent.actor_lr
     assert last.config.env.weights == first.config.env.weights
     preset = jaxtd3.preset(T1, profile="cpu")

@@ -144,8 +144,9 @@ def preset(env: str, algo: str = "fasttd3", profile: str = "auto", **changes: An
     made = maker(env)
     name = made if isinstance(made, str) else env
     label = "" if name == env and ":" in env else f"{suite_of(env)}/{name}"  # a class of one's own
+    randomize = bool(changes.get("randomize") or changes.get("env.randomize"))
     with source.blaming(file_of(env), made):  # for what the class suggests
-        config = preset_of(env, label, algo, profile, getattr(made, "preset", {}))
+        config = preset_of(env, label, algo, profile, getattr(made, "preset", {}), randomize)
     return config.override({**changes, "source_sha256": sha256_of(env)})
 
 
