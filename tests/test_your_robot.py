@@ -40,7 +40,10 @@ def test_the_commands_run(tmp_path, monkeypatch, capsys):
         assert words[0] == "jaxtd3"
         assert main(words[1:]) == 0, command
     assert json.loads((tmp_path / "runs/stand/summary.json").read_text())["iterations"] == 40
-    assert len(json.loads((tmp_path / "runs/sweep/results.json").read_text())["members"]) == 3
+    sweep = json.loads((tmp_path / "runs/sweep/results.json").read_text())
+    assert len(sweep["members"]) == 3
+    assert sweep["traces"] == 1  # one program for all of them
+    assert "action_rate" in (tmp_path / "runs/sweep/report.html").read_text()
     assert (tmp_path / "policy.onnx").stat().st_size > 1000
 
 
