@@ -290,14 +290,15 @@ PROFILES: dict[str, list[tuple[str, Changes]]] = {
         ),
         (
             # The two robots' own rewards price the pose and the hips differently. G1 turns to and
-            # fro with every step unless turning counts for more; and where standing still is dear
-            # before it can stand, it ends the episode as soon as it is told to.
+            # fro with every step unless turning counts for more; where standing still is dear
+            # before it can stand, it ends the episode as soon as it is told to; and it walks with
+            # raised arms, which standing pays for, unless the pose is dear in the end.
             "locomotion/G1Joystick*",
             {
                 "weights": {
                     **HUMANOID_REWARDS,
                     "tracking_ang_vel": 12.0,
-                    "pose": -3.0,
+                    "pose": -10.0,
                     "joint_deviation_hip": -2.5,
                     "stand_still": -3.0,
                     "termination": -500.0,
@@ -308,6 +309,7 @@ PROFILES: dict[str, list[tuple[str, Changes]]] = {
                     "pose": -2.0,
                     "stand_still": -0.5,
                 },
+                "iterations": 20_000,
             },
         ),
         ("dm_control/Cheetah*", {"iterations": 6_000, "cdq": False}),
