@@ -145,7 +145,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--out", type=Path, default=Path("docs/walking"))
-    parser.add_argument("--machine", default="two CPU cores")
+    parser.add_argument("--machine", default="one CPU core")
     args = parser.parse_args()
     runs = [read_run(path) for path in args.runs]
     args.out.mkdir(parents=True, exist_ok=True)
