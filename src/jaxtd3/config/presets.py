@@ -109,8 +109,8 @@ TUNED_REWARDS: dict[str, Mapping[str, float]] = {
 # For few samples: what the robots' own rewards ask for, but standing comes before walking.
 HUMANOID_REWARDS: Mapping[str, float] = {
     "alive": 15.0,
-    "tracking_lin_vel": 10.0,
-    "tracking_ang_vel": 6.0,
+    "tracking_lin_vel": 14.0,
+    "tracking_ang_vel": 12.0,
     "feet_phase": 12.0,
     "feet_air_time": 10.0,
     "feet_slip": -2.5,
@@ -279,10 +279,10 @@ PROFILES: dict[str, list[tuple[str, Changes]]] = {
                 "n_step": 5,
                 "gamma": 0.98,
                 "v_min": -10.0,
-                "v_max": 30.0,
+                "v_max": 40.0,
                 "sigma_max": 0.4,
                 "noise_hold": 16,
-                "iterations": 16_000,
+                "iterations": 20_000,
                 "eval_every": 500,
                 "eval_episodes": 16,
                 "checkpoint_every": 1_000,
@@ -297,7 +297,7 @@ PROFILES: dict[str, list[tuple[str, Changes]]] = {
             {
                 "weights": {
                     **HUMANOID_REWARDS,
-                    "tracking_ang_vel": 12.0,
+                    "tracking_ang_vel": 15.0,
                     "pose": -10.0,
                     "joint_deviation_hip": -2.5,
                     "stand_still": -3.0,
@@ -309,7 +309,8 @@ PROFILES: dict[str, list[tuple[str, Changes]]] = {
                     "pose": -2.0,
                     "stand_still": -0.5,
                 },
-                "iterations": 20_000,
+                "curriculum": 12_000,
+                "iterations": 24_000,
             },
         ),
         ("dm_control/Cheetah*", {"iterations": 6_000, "cdq": False}),
