@@ -128,7 +128,7 @@ def sketch(race: Race, over: Over) -> None:
 
 
 def brax(algo: str) -> Callable[[Race, Over], None]:
-    """brax's trainer with Playground's settings (`bench_peers.SCALED`)."""
+    """brax's trainer with Playground's settings (`peers.SCALED`)."""
 
     def run(race: Race, over: Over) -> None:
         from benchmarks import peers

@@ -219,6 +219,7 @@ class Curves(NamedTuple):
 
 def train(cfg: jaxtd3.Config, seeds: int) -> Curves:
     """Train all seeds at once, evaluating `POINTS` times."""
+    cfg = cfg.resolved()
     env = jaxtd3.make_env(cfg.env)
     agent = jaxtd3.fast_td3(env.spec, cfg.agent)
     replay = jaxtd3.make_replay(env.spec, cfg.replay)

@@ -208,9 +208,7 @@ def test_two_processes_learn_and_one_may_die(tmp_path, pairs, env, goal, every):
     assert "iteration" not in pair.text(1)  # only the first one speaks
 
     pair.processes[1].send_signal(signal.SIGKILL)
-    begin = time.monotonic()
     code = pair.processes[0].wait(timeout=60)
-    assert time.monotonic() - begin < 60
     assert code != 0
     assert "another process is gone" in pair.text(0), pair.text(0)[-2000:]
     assert "Traceback" not in pair.text(0)

@@ -45,11 +45,9 @@ def package(path: Path) -> str:
 
 
 def imported(tree: ast.AST) -> list[tuple[int, str]]:
-    """(line, package) of everything that is imported from jaxtd3, types alone left out."""
+    """(line, package) of everything that is imported from jaxtd3, for types alone too."""
     found = []
     for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            continue
         if isinstance(node, ast.ImportFrom) and node.module == "jaxtd3":
             names = [alias.name for alias in node.names]
             found += [(node.lineno, name) for name in names if name in LEVEL]

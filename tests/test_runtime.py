@@ -18,10 +18,18 @@ def python(code: str, **environ: str) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
 
 
-def test_a_researcher_gets_the_compiler_fix_too():
-    """No command line: fetching a name is early enough."""
-    code = "import jaxtd3, os; jaxtd3.fast_td3; print(os.environ['XLA_FLAGS'])"
-    done = python(code)
+@pytest.mark.parametrize(
+    "fetch",
+    [
+        "import jaxtd3; jaxtd3.fast_td3",
+        "from jaxtd3.agent.td3 import fast_td3",
+        "from jaxtd3.loop.step import make_train_step",
+        "from jaxtd3.run.program import build",
+    ],
+)
+def test_a_researcher_gets_the_compiler_fix_too(fetch):
+    """No command line: fetching a name is early enough, wherever from."""
+    done = python(f"{fetch}; import os; print(os.environ.get('XLA_FLAGS'))")
     assert runtime.CPU_FIX in done.stdout, done.stderr
     assert "Warning" not in done.stderr
 

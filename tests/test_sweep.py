@@ -21,10 +21,10 @@ from PIL import Image
 
 import jaxtd3
 from jaxtd3.cli import main as cli
-from jaxtd3.cli.sweep import Plan, decide, with_curves
+from jaxtd3.cli.sweep import decide, with_curves
 from jaxtd3.config.config import load_config
 from jaxtd3.envs import metrics
-from jaxtd3.envs.cruise import Cruise, steady_speed
+from jaxtd3.envs.cruise import Cruise
 from jaxtd3.envs.registry import reward_kind
 from jaxtd3.run.checkpoint import restore_agent, restore_from
 from jaxtd3.run.chunks import Chunks
@@ -223,7 +223,7 @@ def test_resume_tells_of_changed_code(tmp_path):
     again = cli.Sweep(**given)
     config, space, notes = decide(again, given, None)
     assert not any("changed since" in note for note in notes)
-    saved = Plan(config, space, 2)
+    saved = sweep_plan.Plan(config, space, 2)
     path.write_text(f"{OWN}# another day\n")
     for asked in ({}, given):
         now, _, notes = decide(cli.Sweep(**asked), asked, saved)
@@ -441,6 +441,13 @@ def test_body_velocity():
         qpos=jnp.array([0, 0, 0, half, 0, 0, half]), qvel=jnp.array([0.0, 2.0, 1.0, 0, 0, 0])
     )
     np.testing.assert_allclose(metrics.body_velocity(data), [2.0, 0.0, 1.0], atol=1e-6)
+
+
+def steady_speed(command, tracking, energy, gamma=1.0):
+    """The best speed for Cruise to hold under the weights: g = sum_k gamma^k dt (1 - dt)^k."""
+    dt = Cruise.spec.dt
+    gain = tracking * dt / (1 - gamma * (1 - dt))
+    return command * gain / (gain - energy)
 
 
 def test_steady_speed():

@@ -38,28 +38,40 @@ PRIVATE = {
         "which fields an environment uses, whether its reward is a weighted sum",
     ),
     "mjx_forward": Private(
-        "mujoco.mjx._src.forward",
+        "mujoco.mjx._src.forward:forward",
         "mujoco-mjx",
         "3.17.0",
-        "its `forward` is replaced while MJX steps: traced once instead of eight times",
+        "replaced while MJX steps: traced once instead of eight times",
+    ),
+    "mjx_public_forward": Private(
+        "mujoco.mjx:forward", "mujoco-mjx", "3.17.0", "replaced by the chosen physics"
     ),
     "mjx_impl": Private(
         "mujoco.mjx._src.types:Impl", "mujoco-mjx", "3.17.0", "which back end a model is for"
     ),
-    "mjx_io": Private(
-        "mujoco.mjx._src.io",
+    "mjx_device": Private(
+        "mujoco.mjx._src.io:_resolve_device",
         "mujoco-mjx",
         "3.17.0",
-        "its `_resolve_device` is replaced: a process can use its own devices alone",
+        "replaced: a process can use its own devices alone",
     ),
-    "mjx_device": Private(
-        "mujoco.mjx._src.io:_resolve_device", "mujoco-mjx", "3.17.0", "what is replaced there"
+    "clip": Private(
+        "jax.numpy:clip", "jax", "0.10.2", "replaced: LeapCubeReorient names bounds so"
     ),
-    "mjx_env": Private(
-        "mujoco_playground._src.mjx_env",
+    "env_step": Private(
+        "mujoco_playground._src.mjx_env:step",
         "playground",
         "0.2.0",
-        "its `step` is replaced by the chosen physics, MENAGERIE_PATH says where meshes are",
+        "replaced by the chosen physics",
+    ),
+    "menagerie_path": Private(
+        "mujoco_playground._src.mjx_env:MENAGERIE_PATH",
+        "playground",
+        "0.2.0",
+        "replaced by where meshes are",
+    ),
+    "playground_root": Private(
+        "mujoco_playground._src.mjx_env:ROOT_PATH", "playground", "0.2.0", "where its models are"
     ),
     "locomotion": Private(
         "mujoco_playground._src.locomotion:_envs",
@@ -129,6 +141,13 @@ def playground_envs() -> dict[str, Any]:
     """What is registered with Playground at this moment: name -> what makes it."""
     tables = map(private, ("dm_control", "locomotion", "manipulation"))
     return {name: make for table in tables for name, make in table.items()}
+
+
+def replaced(name: str, value: Any) -> contextlib.AbstractContextManager[None]:
+    """`value` stands under a name of `PRIVATE` for as long as this lasts."""
+    private(name)
+    module, _, attribute = PRIVATE[name].path.partition(":")
+    return swapped(import_module(module), attribute, value)
 
 
 @contextlib.contextmanager

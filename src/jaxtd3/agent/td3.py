@@ -1,6 +1,6 @@
 """FastTD3: distributional twin critics, a delayed deterministic policy. `fast_td3(...) -> Agent`.
 
-Networks (`networks.NETWORKS`) and critics (`critics.CRITICS`) are chosen by name or passed in.
+Networks (`mlp.NETWORKS`) and critics (`critics.CRITICS`) are chosen by name or passed in.
 
 Hyper-parameters that may differ between the members of a vmapped population are leaves of the
 agent's state (`Hyper`); those that change shapes are static (`AgentConfig`).

@@ -125,18 +125,29 @@ def render_command(args: Render, given: Mapping[str, Any]) -> int:
 
 def export_command(args: Export, given: Mapping[str, Any]) -> int:
     """Run `jaxtd3 export`."""
-    from jaxtd3.deploy.package import check_out, describe_robustness, find_robustness
+    from jaxtd3.deploy.package import (
+        check_controller,
+        check_out,
+        describe_robustness,
+        find_robustness,
+        write_controller,
+    )
     from jaxtd3.deploy.robot import has_controller
     from jaxtd3.output.onnx import export_onnx
     from jaxtd3.run.load import load
     from jaxtd3.run.policy import SUFFIX, save_policy
 
-    if args.check is not None or args.controller or args.with_model:
-        from jaxtd3.deploy.package import controller_command
-
-        return controller_command(args)
+    if args.check is not None:
+        if args.run is not None or args.controller or args.with_model or args.out is not None:
+            raise UserError("--check tests a controller and writes nothing: leave the rest away")
+        return check_controller(args.check)
+    if args.with_model and not args.controller:
+        raise UserError("--with-model belongs to --controller")
     if args.run is None:
         raise UserError("nothing to export: name a run or a policy")
+    if args.controller:
+        out = args.out or Path("controller.onnx")
+        return write_controller(args.run, out, args.best, args.note, args.with_model)
     out = args.out or Path("policy.onnx")
     check_out(out, "a policy", (".onnx", SUFFIX))
     trained = load(args.run, args.best)

@@ -75,13 +75,13 @@ def recipe_command(args: Train, given: Mapping[str, Any], recipe: str, run_dir: 
         raise UserError(f"{run_dir} was not begun with --recipe: leave it away")
     plan = [plan_stage(args, given, recipe, i, run_dir) for i in range(len(RECIPES[recipe]))]
     left = [s for s in plan if s is plan[-1] or not has_ended(s.folder)]
-    parts = [build(s.config) for s in left]  # what a later stage cannot have is told now
+    programs = [build(s.config) for s in left]  # what a later stage cannot have is told now
     if begun is None and processes.is_first():
         create_run_dir(run_dir)
         for stage in reversed(plan):  # the first one's says that all are there
             stage.config.save(stage.file)
     summary: dict[str, Any] = {}
-    for stage, built in zip(left, parts, strict=True):
+    for stage, built in zip(left, programs, strict=True):
         before = plan.index(stage) - 1
         if before >= 0:
             stage = stage._replace(args=with_weights(stage.args, plan[before].folder))

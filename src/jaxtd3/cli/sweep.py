@@ -6,7 +6,6 @@ import contextlib
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,26 +15,13 @@ from jaxtd3.errors import UserError
 if TYPE_CHECKING:
     from jaxtd3.config.config import Config
     from jaxtd3.run.progress import Progress
-    from jaxtd3.sweep.plan import Space
+    from jaxtd3.sweep.plan import Plan, Space
     from jaxtd3.sweep.waves import SweepProgram, Waves
 
 PLAN_FILE = "sweep.json"
 FREE = {  # flags that a resumed sweep may be given anew: none of them changes what is trained
     *("run_dir", "resume", "metric", "pareto", "video", "wandb", "quiet", "json"),
 }
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a sweep trains, as sweep.json keeps it."""
-
-    config: Config
-    space: Space
-    at_once: int
-
-    def to_dict(self) -> dict[str, Any]:
-        space = self.space.to_dict()
-        return {"config": self.config.to_dict(), "space": space, "at_once": self.at_once}
 
 
 def sweep_command(args: Sweep, given: Mapping[str, Any]) -> int:
@@ -91,7 +77,7 @@ def read_plan(run_dir: Path) -> Plan | None:
     """The plan that a sweep's directory holds, if any."""
     from jaxtd3 import durable
     from jaxtd3.config.config import config_from_dict
-    from jaxtd3.sweep.plan import Range, Space
+    from jaxtd3.sweep.plan import Plan, Range, Space
 
     path = run_dir / PLAN_FILE
     if not path.exists():
@@ -197,7 +183,7 @@ def make_plan(config: Config, space: Space, program: SweepProgram, at_once: int 
     """How many members are trained at once: as asked, or as memory allows."""
     import jax
 
-    from jaxtd3.sweep.plan import combinations, wave_size
+    from jaxtd3.sweep.plan import Plan, combinations, wave_size
     from jaxtd3.sweep.waves import most_members
 
     groups = space.trials or len(combinations(space, config.run.seed))

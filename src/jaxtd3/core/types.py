@@ -220,7 +220,7 @@ class Health(NamedTuple):
     fault: Any  # [] index of what the first of them failed by, -1: of nothing
 
 
-HEALTHY = Health(0, np.zeros(1, np.int32), -1)
+HEALTHY = Health(np.int32(0), np.zeros(1, np.int32), np.int32(-1))
 
 
 class Agent(NamedTuple):
@@ -239,9 +239,7 @@ class Agent(NamedTuple):
     """discount(agent_state) -> gamma []"""
     td_error: Callable[[Any, Batch, Array], Array] | None = None
     """td_error(agent_state, batch, key) -> |TD error| [B], of what was just collected"""
-    health: Callable[[Any], Health] = lambda state: Health(
-        np.int32(0), np.zeros(1, np.int32), np.int32(-1)
-    )
+    health: Callable[[Any], Health] = lambda state: HEALTHY
     """health(agent_state) -> what was refused so far"""
 
 

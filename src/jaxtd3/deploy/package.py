@@ -21,7 +21,6 @@ from jaxtd3.durable import whole_files
 from jaxtd3.errors import UserError
 
 if TYPE_CHECKING:
-    from jaxtd3.cli.main import Export
     from jaxtd3.deploy.runtime import Controller
     from jaxtd3.run.load import Trained
 
@@ -102,29 +101,15 @@ def policy_of(trained: Trained) -> Callable[[np.ndarray], np.ndarray]:
     return call
 
 
-def controller_command(args: Export) -> int:
-    """Run `jaxtd3 export --controller` or `--check`."""
-    if args.check is not None:
-        if args.run is not None or args.controller or args.with_model or args.out is not None:
-            raise UserError("--check tests a controller and writes nothing: leave the rest away")
-        return check_controller(args.check)
-    if not args.controller:
-        raise UserError("--with-model belongs to --controller")
-    if args.run is None:
-        raise UserError("nothing to export: name a run or a policy")
-    return write_controller(args, args.run)
-
-
-def write_controller(args: Export, run: Path) -> int:
-    """The controller of a run or a policy, and what belongs to it."""
+def write_controller(run: Path, out: Path, best: bool, note: str | None, with_model: bool) -> int:
+    """The controller of a run or a policy, and what belongs to it; `with_model`: its robot too."""
     from jaxtd3.deploy.trace import TOLERANCE, largest_jump, record_trace, replay_error, save_trace
     from jaxtd3.run.load import load as load_trained
 
-    out = args.out or Path("controller.onnx")
     check_out(out)
     known_robot(run)
-    more: dict[str, Any] = {} if args.note is None else {"note": args.note}
-    trained = load_trained(run, args.best, impl="native", num_envs=1)
+    more: dict[str, Any] = {} if note is None else {"note": note}
+    trained = load_trained(run, best, impl="native", num_envs=1)
     fared = find_robustness(run, trained)
     if fared is not None:
         more["robustness"] = fared
@@ -136,7 +121,7 @@ def write_controller(args: Export, run: Path) -> int:
     error = replay_error(controller, trace)
     if not error <= TOLERANCE:
         raise UserError(f"the controller differs from JAX by {error:.1e}: nothing written")
-    robot = playground_of(trained) if args.with_model else None
+    robot = playground_of(trained) if with_model else None
     with whole_files(out.parent) as folder:
         (folder / out.name).write_bytes(controller.content)
         save_trace(folder / trace_path(out).name, trace)

@@ -28,13 +28,6 @@ class CruiseState(NamedTuple):
     command: Array  # []
 
 
-def steady_speed(command: float, tracking: float, energy: float, gamma: float = 1.0) -> float:
-    """The best speed to hold under the weights: g = sum_k gamma^k dt (1 - dt)^k."""
-    dt = Cruise.spec.dt
-    gain = tracking * dt / (1 - gamma * (1 - dt))
-    return command * gain / (gain - energy)
-
-
 def tracking_error(env: Cruise, step: MetricStep) -> Array:
     return jnp.abs(step.after.velocity - step.before.command)
 

@@ -23,7 +23,7 @@ def make_chunk(
     The state is donated: its old value is gone after the call. Metrics come back reduced over the
     chunk, so one small transfer tells all. With a layout (`sharding.make_layout`) every device runs
     the steps on its part of the state; `settle` then averages agents that learnt apart
-    (`sync_every`) at the end. `options` are for the compiler (`linear.compiler_options`).
+    (`sync_every`) at the end. `options` are for the compiler (`dense.compiler_options`).
     """
 
     def chunk(state: TrainState) -> tuple[TrainState, Metrics]:

@@ -45,7 +45,7 @@ class Graph:
 
 
 def dense_layers(actor: Params) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(kernel [in, out], bias [out]) from first to last, of `networks.Actor`'s parameters."""
+    """(kernel [in, out], bias [out]) from first to last, of `mlp.Actor`'s parameters."""
     hidden = sorted(name for name in actor if name.startswith("layer"))
     parts = [*(actor[name].get("dense", {}) for name in hidden)]
     if "simnorm" in actor:
@@ -115,7 +115,7 @@ def simba_block(graph: Graph, block: Params, alpha: float) -> None:
 
 
 def write_simba(graph: Graph, actor: Params, cfg: AgentConfig) -> None:
-    """`networks_simba.SimbaActor`, operation by operation."""
+    """`simba.SimbaActor`, operation by operation."""
     encoder, head = actor["encoder"], actor["head"]
     graph.then("Pad", np.array([0, 0, 0, 1]), np.float32(SHIFT))
     unit(graph)

@@ -153,8 +153,9 @@ class Session:
 
     def terms(self) -> dict[str, float]:
         """Reward per second of each term that has a weight."""
-        told = zip(self.spec.reward_terms, listed(self._shown["terms"]), self.weights, strict=False)
-        return {name: x for name, x, weight in told if weight}
+        names, terms = self.spec.reward_terms, listed(self._shown["terms"])
+        weighted = zip(names, terms, self.weights, strict=False)
+        return {name: term for name, term, weight in weighted if weight}
 
     def frame(self) -> dict[str, Any]:
         """What the page draws after every step."""

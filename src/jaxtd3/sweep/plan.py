@@ -298,3 +298,16 @@ def wave_size(total: int, most: int, multiple: int = 1) -> int:
 def label(values: Values) -> str:
     """A combination in words."""
     return " ".join(f"{name}={value:g}" for name, value in values.items())
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a sweep trains, as sweep.json keeps it."""
+
+    config: Config
+    space: Space
+    at_once: int
+
+    def to_dict(self) -> dict[str, Any]:
+        space = self.space.to_dict()
+        return {"config": self.config.to_dict(), "space": space, "at_once": self.at_once}

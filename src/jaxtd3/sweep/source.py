@@ -10,13 +10,10 @@ import math
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from jaxtd3.errors import UserError
-from jaxtd3.sweep.plan import SCALES, Member, combinations, members_of
-
-if TYPE_CHECKING:
-    from jaxtd3.cli.sweep import Plan
+from jaxtd3.sweep.plan import SCALES, Member, Plan, combinations, members_of
 
 STUDY_FILE = "optuna.log"
 

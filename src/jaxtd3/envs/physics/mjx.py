@@ -11,10 +11,10 @@ import jax
 
 from jaxtd3.core.tracing import record, spread
 from jaxtd3.core.types import Array
-from jaxtd3.thirdparty import private, swapped
+from jaxtd3.thirdparty import private, replaced
 
-mjx_forward, Impl = private("mjx_forward"), private("mjx_impl")
-_plain_step, _plain_forward = private("mjx_env").step, mjx_forward.forward
+Impl = private("mjx_impl")
+_plain_step, _plain_forward = private("env_step"), private("mjx_forward")
 
 
 class MjxPhysics:
@@ -29,7 +29,7 @@ class MjxPhysics:
         return f"{self.name}, MJX {importlib.metadata.version('mujoco-mjx')}"
 
     def step(self, model: Any, data: Any, ctrl: Array, substeps: int = 1) -> Any:
-        with swapped(mjx_forward, "forward", self.forward):
+        with replaced("mjx_forward", self.forward):
             return _plain_step(model, data, ctrl, substeps)
 
     def forward(self, model: Any, data: Any) -> Any:

@@ -31,7 +31,7 @@ from jaxtd3.envs.physics.native import NativePhysics, share_of_cores
 from jaxtd3.envs.playground.bounds import Bounds, joint_bounds, stretch
 from jaxtd3.envs.playground.meshes import STANDINS, MeshSource, check_standins, menagerie_for
 from jaxtd3.errors import UserError, nearest
-from jaxtd3.thirdparty import attribute, playground_envs, private, swapped
+from jaxtd3.thirdparty import attribute, playground_envs, private, replaced, swapped
 
 
 class PlaygroundState(NamedTuple):
@@ -85,7 +85,7 @@ def on_own_device():
     """MJX puts models on the first device of all processes; a process can use only its own."""
     resolve = private("mjx_device")
     own = lambda impl: jax.local_devices(backend=resolve(impl).platform)[0]  # noqa: E731
-    with swapped(private("mjx_io"), "_resolve_device", own):
+    with replaced("mjx_device", own):
         yield
 
 
@@ -269,9 +269,9 @@ class PlaygroundEnv:
         model = jax.tree_util.tree_map_with_path(lambda p, x: new.get(p, x), own) if new else own
         with (
             swapped(env, "_mjx_model", model),
-            swapped(private("mjx_env"), "step", physics.step),
-            swapped(mjx, "forward", physics.forward),
-            swapped(jnp, "clip", _clip),
+            replaced("env_step", physics.step),
+            replaced("mjx_public_forward", physics.forward),
+            replaced("clip", _clip),
             on_own_device(),
             jax.default_matmul_precision("highest"),
             jax.numpy_rank_promotion("allow"),

@@ -56,8 +56,6 @@ PRIVILEGED = (
 (velocities, forces) and axial ones (rotations) have mirror images of their own (`symmetry.py`)."""
 TABLES = {"[GT]1Joystick*": (OBSERVED, PRIVILEGED)}
 """Patterns of environment names -> parts of the actor's observation, and of the critic's extra."""
-UNMEASURED = ("linvel",)
-"""Parts of the actor's observation that the robots have no sensor for."""
 
 
 def observation_layout(env: Any, privileged: bool = False) -> tuple[Part, ...] | None:

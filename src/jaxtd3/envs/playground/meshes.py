@@ -22,9 +22,7 @@ import mujoco
 import numpy as np
 from etils import epath
 
-from jaxtd3.thirdparty import playground_envs, private
-
-mjx_env = private("mjx_env")
+from jaxtd3.thirdparty import playground_envs, private, replaced
 
 ROBOTS = {  # Playground package -> the Menagerie folders it reads
     "locomotion/apollo": ("apptronik_apollo",),
@@ -81,18 +79,14 @@ def menagerie_for(env_name: str) -> Iterator[MeshSource]:
     robots = ROBOTS.get(package, ())
     with contextlib.ExitStack() as stack:
         kind, root = _find(package, robots, stack)
-        before = mjx_env.MENAGERIE_PATH
-        mjx_env.MENAGERIE_PATH = epath.Path(root)
-        try:
+        with replaced("menagerie_path", epath.Path(root)):
             yield MeshSource(kind, robots)
-        finally:
-            mjx_env.MENAGERIE_PATH = before
 
 
 def _find(package: str, robots: tuple[str, ...], stack: contextlib.ExitStack):
     if not robots:
         return "none needed", Path(__file__).parent
-    clone = Path(os.fspath(mjx_env.MENAGERIE_PATH))
+    clone = Path(os.fspath(private("menagerie_path")))
     if all((clone / r).is_dir() for r in robots):
         return "clone", clone
     named = os.environ.get("MENAGERIE_ROOT")
@@ -127,7 +121,7 @@ def _download(robots: tuple[str, ...], folder: Path) -> bool:
 
 def _write_standins(package: str, robots: tuple[str, ...], folder: Path) -> None:
     """A small file for every mesh and texture that the package's own XML files ask for."""
-    source = Path(os.fspath(mjx_env.ROOT_PATH)) / package
+    source = Path(os.fspath(private("playground_root"))) / package
     own = {path.name for path in source.rglob("*")}
     assets = folder / robots[0] / "assets"
     assets.mkdir(parents=True)
