@@ -112,5 +112,5 @@ def test_help_shows_the_values_of_the_preset(capsys):
 def test_every_setting_says_what_it_is():
     for cls in sections.SECTIONS.values():
         for f in dataclasses.fields(cls):
-            assert set(f.metadata) == {"help", "traced", "kept"}, f.name
+            assert set(f.metadata) == {"help", "traced", "kept", "derived"}, f.name
             assert f.metadata["help"].endswith("."), f.name

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxtd3.config.sections import (
+    DERIVED,
     SECTIONS,
     AgentConfig,
     EnvConfig,
@@ -55,12 +56,8 @@ class Config:
 
     def resolved(self) -> Config:
         """A copy whose schedules have lengths: those that are None last for the whole run."""
-        steps = self.run.iterations * self.loop.collect_steps
-        lengths = {
-            "agent.schedule_updates": self.run.iterations * self.loop.critic_updates,
-            "loop.noise_steps": steps,
-            "replay.priority_steps": steps,
-        }
+        each = {name: self.value(counted) for name, counted in DERIVED.items()}
+        lengths = {name: self.run.iterations * n for name, n in each.items()}
         return self.override({k: v for k, v in lengths.items() if self.value(k) is None})
 
     def value(self, name: str) -> Any:
@@ -81,8 +78,8 @@ class Config:
 
 
 INT32, INT64, FLOAT32 = 2**31 - 1, 2**63 - 1, 3.4e38
-# Never an int32 in the program.
-LONG = ("seed", "schedule_updates", "noise_steps", "priority_steps")
+LONG = ("seed", *(name.split(".")[1] for name in DERIVED))
+"""Never an int32 in the program."""
 
 
 def field_names() -> dict[str, str]:

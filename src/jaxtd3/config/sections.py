@@ -2,7 +2,7 @@
 
     traced    a number inside the compiled program: members of a population may differ in it
     kept      a resumed run cannot change it: it shapes the state, or decides what it means
-    None      (of a length in steps or updates) the whole run, filled in when the program is built
+    derived   None until the program is built: then as many of these as the whole run has
 
 Nothing here imports JAX, so that `--help` and a misspelt flag answer at once.
 """
@@ -22,14 +22,14 @@ FOREVER = 1e30
 """Steps or updates of a schedule without a length: it stays where it begins."""
 
 
-def about(help: str, traced: bool = False, kept: bool = False) -> dict[str, Any]:
+def about(help: str, traced: bool = False, kept: bool = False, derived: str = "") -> dict[str, Any]:
     """What is known of a field beside its type and default."""
-    return {"help": help, "traced": traced, "kept": kept}
+    return {"help": help, "traced": traced, "kept": kept, "derived": derived}
 
 
-def setting(default: Any, help: str, traced: bool = False, kept: bool = False) -> Any:
-    """A field with its help text."""
-    return field(default=default, metadata=about(help, traced, kept))
+def setting(default: Any, help: str, **more: Any) -> Any:
+    """A field with its help text, and what else `about` knows."""
+    return field(default=default, metadata=about(help, **more))
 
 
 def table_names(module: str, table: str, *known: str) -> Collection[str]:
@@ -223,6 +223,7 @@ class AgentConfig:
         "Critic updates over which the learning rates go from start to end (default: the whole "
         "run).",
         traced=True,
+        derived="critic_updates",
     )
     weight_decay: float = setting(0.1, "AdamW weight decay, on every parameter.", traced=True)
     policy_noise: float = setting(
@@ -398,6 +399,7 @@ class ReplayConfig:
         None,
         "Environment steps over which beta goes from start to end (default: the whole run).",
         traced=True,
+        derived="collect_steps",
     )
     priority_new: str = setting(
         "td",
@@ -462,6 +464,7 @@ class LoopConfig:
         None,
         "Environment steps over which the noise decays, linearly (default: the whole run).",
         traced=True,
+        derived="collect_steps",
     )
     noise_correlation: float = setting(
         0.0,
@@ -558,14 +561,16 @@ SECTIONS: dict[str, type] = {
 }
 
 
-def fields_that_are(what: str) -> frozenset[str]:
-    """`section.field` of all fields that are `traced`, or `kept`."""
-    return frozenset(
-        f"{section}.{f.name}"
+def fields_with(what: str) -> dict[str, Any]:
+    """`section.field` of all fields of which `about` knows this, and what it knows."""
+    return {
+        f"{section}.{f.name}": f.metadata[what]
         for section, cls in SECTIONS.items()
         for f in dataclasses.fields(cls)
         if f.metadata[what]
-    )
+    }
 
 
-TRACED, KEPT = fields_that_are("traced"), fields_that_are("kept")
+TRACED, KEPT = frozenset(fields_with("traced")), frozenset(fields_with("kept"))
+DERIVED: dict[str, str] = fields_with("derived")
+"""`section.field` -> the setting that says how many of them an iteration has."""
