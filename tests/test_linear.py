@@ -113,7 +113,8 @@ def test_every_network_learns_in_bf16(network):
 
     sizes = {"critic_hidden": 32, "actor_hidden": 16, "num_atoms": 11, "layer_norm": True}
     sizes |= {"batch_size": 64, "length": 8, "simnorm_groups": 2, "simnorm_dim": 4}
-    config = preset("CartpoleBalance", num_envs=8, network=network, compute="bf16", **sizes)
+    sizes |= {"critic_updates": 2, "policy_updates": 1}
+    config = preset("Pendulum", num_envs=8, network=network, compute="bf16", **sizes)
     parts = build(config)
     state, metrics = chunk_of(parts, 2)(full_state(parts))
     assert np.isfinite(metrics["train/critic_loss"])

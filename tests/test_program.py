@@ -117,9 +117,9 @@ def test_the_ring_is_updated_in_place():
 def test_rates_are_exact(rates, updates):
     collect, critic, policy = rates
     _, _, fns = build(collect_steps=collect, critic_updates=critic, policy_updates=policy, warmup=0)
-    state, _ = jax.jit(fns.train_step)(fns.init(jax.random.key(0)))
-    # One transition has no successor yet: a first batch of weight 0 is not an update.
     chunk = jaxtd3.make_chunk(fns.train_step, 3)
+    # One transition has no successor yet: a first batch of weight 0 is not an update.
+    state, _ = chunk(fns.init(jax.random.key(0)))
     before = int(state.agent.updates), int(state.agent.actor_opt[0].count), int(state.replay.size)
     state, _ = chunk(state)
     assert int(state.agent.updates) - before[0] == 3 * critic
