@@ -670,6 +670,32 @@ def test_model_fields_are_each_simulations_own():
     assert slid[0] < 0.01 < slid[1] < slid[2]
 
 
+def test_centres_of_mass_follow_randomised_masses():
+    """Far from the origin, against `mj_forward` of a model with those masses."""
+    xml = """<mujoco><worldbody><body name="trunk" pos="30 -20 5"><freejoint/><geom size="0.2"/>
+        <body pos="0.3 0 0"><joint/><geom size="0.1"/><body pos="0 0.4 0"><joint axis="1 0 0"/>
+          <geom size="0.1"/></body></body>
+        <body pos="-0.3 0 0"><joint axis="0 1 0"/><geom size="0.1"/></body></body></worldbody>
+      <sensor><subtreecom body="trunk"/><subtreelinvel body="trunk"/></sensor></mujoco>"""
+    model = mujoco.MjModel.from_xml_string(xml)
+    like = mujoco.mjx.make_data(model, impl="cpp").replace(qvel=jnp.linspace(-1, 2, model.nv))
+    physics = NativePhysics(model, like, ["body_mass"])
+    put = mujoco.mjx.put_model(model, impl="cpp")
+    masses = model.body_mass * np.array([[1] * 5, [1, 5, 1, 0.2, 1], [1, 0.5, 2, 3, 1]])
+    run = jax.jit(jax.vmap(lambda mass: physics.forward(put.replace(body_mass=mass), like)))
+    found = run(jnp.array(masses, jnp.float32))
+    data = mujoco.MjData(model)
+    for index, mass in enumerate(masses.astype(np.float32)):
+        model.body_mass[:] = model.body_subtreemass[:] = mass
+        for body in range(model.nbody - 1, 0, -1):
+            model.body_subtreemass[model.body_parentid[body]] += model.body_subtreemass[body]
+        data.qpos, data.qvel = like.qpos, like.qvel
+        mujoco.mj_forward(model, data)
+        for field in ("subtree_com", "cvel", "sensordata", "qacc"):
+            got, want = getattr(found, field)[index], np.float32(getattr(data, field))
+            np.testing.assert_array_equal(got, want, err_msg=field)
+
+
 def test_a_heavier_robot_sinks_more():
     env = load("Go1JoystickFlatTerrain", randomize=True)
     assert {"body_mass", "geom_friction"} <= set(env.physics.varied)

@@ -84,6 +84,13 @@ class Simulations:
         self.batch = mujoco_batch.Batch(engine.model, num, min(engine.threads, num))
         self.inputs = [self.batch.bind(name) for name in engine.inputs]
         self.inputs += [self.batch.expand(name) for name in engine.varied]
+        self.masses: tuple[np.ndarray, np.ndarray] | None = None
+        if "body_mass" in engine.varied and "body_subtreemass" not in engine.varied:
+            # MuJoCo divides by these sums to find centres of mass, MJX adds up the masses anew in
+            # every step. Other constants, invweights among them, stay the model's in both.
+            mass, whole = map(self.batch.expand, ("body_mass", "body_subtreemass"))
+            self.masses = mass, whole
+            self.parents = engine.model.body_parentid.tolist()
         self.outputs = [self.batch.bind(name) for name in reads]
         self.start = self.batch.state[0].copy()
 
@@ -95,6 +102,8 @@ class Simulations:
         batch, reason = self.batch, ""
         for view, x in zip(self.inputs, ins, strict=True):
             view[...] = x.reshape(view.shape)
+        if self.masses is not None:
+            add_up(*self.masses, self.parents)
         bad = ~np.isfinite(batch.state).all(axis=1)
         if bad.any():
             batch.state[bad], reason = self.start, "it was given a state that is not finite"
@@ -227,6 +236,13 @@ class NativePhysics:
         yield found  # after an error they are not used again
         with self._lock:
             free.append(found)
+
+
+def add_up(mass: np.ndarray, whole: np.ndarray, parents: Sequence[int]) -> None:
+    """`whole` becomes the mass of every body and all that hang on it: [N, bodies]."""
+    whole[...] = mass
+    for body in range(len(parents) - 1, 0, -1):
+        whole[:, parents[body]] += whole[:, body]
 
 
 def prepare_model(model: mujoco.MjModel) -> mujoco.MjModel:
