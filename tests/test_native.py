@@ -24,7 +24,7 @@ from jaxtd3.cli import main as cli
 from jaxtd3.cli import policy, train
 from jaxtd3.core import processes
 from jaxtd3.envs import registry
-from jaxtd3.envs.batch import batch_env
+from jaxtd3.envs.batch import batch_env, undisturbed
 from jaxtd3.envs.physics import hostcall, native
 from jaxtd3.envs.physics.fields import Probe
 from jaxtd3.envs.physics.hostcall import host_call
@@ -35,7 +35,7 @@ from jaxtd3.errors import UserError
 from jaxtd3.loop.population import make_population, take_member
 from jaxtd3.run import artifacts
 from jaxtd3.run.arrays import state_sha256
-from jaxtd3.run.program import build, chunk_of
+from jaxtd3.run.program import build, chunk_of, make_envs
 from jaxtd3.run.timing import compile_log
 
 F32 = jax.ShapeDtypeStruct((), jnp.float32)
@@ -316,6 +316,28 @@ def test_engines_belong_to_their_environments():
     assert fine.physics.model.opt.timestep == pytest.approx(0.01)
     assert coarse.physics.model.opt.timestep == pytest.approx(0.005)
     assert np.abs(other - alone).max() > 1e-6
+
+
+def test_training_and_evaluation_have_engines_of_their_own():
+    """Of one model and physics step, in one process: each counts its losses, on its threads."""
+    cfg = jaxtd3.EnvConfig(name="CheetahRun", impl="native", num_envs=4, action_delay=0.005)
+    train, evaluation = (made.env for made in make_envs(cfg))
+    assert train.physics.inputs == evaluation.physics.inputs
+    with_threads(train.physics, 2)
+    with_threads(evaluation.physics, 1)
+    programs = []
+    for env in (train, evaluation):  # the newest program is the evaluation's
+        batch, state, action = poisoned(env, "nan state")
+        args = state, action, jax.random.key(1)
+        programs.append((env, jax.jit(batch.step).lower(*args).compile(), args))
+    for (env, step, args), lost in zip(programs, [(1, 0), (1, 1)], strict=True):
+        jax.block_until_ready(step(*args))
+        assert (train.physics.lost, evaluation.physics.lost) == lost
+        used = {x.batch.nthread for free in env.physics._free.values() for x in free}
+        assert used == {env.physics.threads}
+    alone = jaxtd3.make_env(undisturbed(cfg)).env.physics  # as `jaxtd3 evaluate` makes it
+    names = [x._call_name(1, x.reads) for x in (train.physics, evaluation.physics, alone)]
+    assert names[0] != names[1] == names[2]  # and so in the compile cache
 
 
 # --- threads, resume, populations (devices: test_sharding.py) -----------------------------------

@@ -43,6 +43,14 @@ def undisturbed(cfg: EnvConfig) -> EnvConfig:
     return replace(cfg, push=False, action_delay=0.0, sim_dt=None)
 
 
+def disturbances(cfg: EnvConfig) -> str:
+    """What `undisturbed` takes away, as the label of a physics engine: empty where it is nothing.
+
+    By it the engines of a run's training and of its evaluations, of one model, are told apart.
+    """
+    return "" if cfg == undisturbed(cfg) else repr((cfg.push, cfg.action_delay, cfg.sim_dt))
+
+
 def reward_weights(spec: EnvSpec, changes: Mapping[str, float]) -> Array:
     """The environment's own weights with `changes` applied: [K]."""
     if changes and not spec.reward_terms:

@@ -27,7 +27,7 @@ from mujoco import mjx
 from jaxtd3.config.sections import EnvConfig
 from jaxtd3.core.tracing import record
 from jaxtd3.core.types import Array, EnvSpec, EnvStep
-from jaxtd3.envs.batch import choose_impl
+from jaxtd3.envs.batch import choose_impl, disturbances
 from jaxtd3.envs.physics.contract import Physics
 from jaxtd3.envs.physics.fields import find_used
 from jaxtd3.envs.physics.mjx import MjxPhysics
@@ -154,7 +154,7 @@ class MujocoTask(TaskTables):
 
     def _native(self, cfg: EnvConfig) -> NativePhysics:
         """C MuJoCo, asked for the fields that this task uses and no others."""
-        physics = NativePhysics(self.mj_model, self._blank, self._varied)
+        physics = NativePhysics(self.mj_model, self._blank, self._varied, label=disturbances(cfg))
         key = jax.random.PRNGKey(0)
 
         def reset(physics: Physics, key: Array) -> tuple[Any, Any]:

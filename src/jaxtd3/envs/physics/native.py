@@ -139,11 +139,14 @@ class NativePhysics:
         like: Any,
         varied: Sequence[str] = (),
         threads: int = 1,
+        label: str = "",
     ):
         """`like`: an `mjx.Data` of the model, whose shapes and types the results have; `varied`:
-        names of model fields that every simulation has its own values of."""
+        names of model fields that every simulation has its own values of; `label`: tells engines
+        apart that one process has of the same model (of engines that are the same in all of it,
+        the newest serves and counts for all)."""
         self.model, self.varied = prepare_model(model), tuple(varied)
-        self.threads, self.dense = threads, needs_dense(model)
+        self.threads, self.label, self.dense = threads, label, needs_dense(model)
         blank = mujoco.MjData(model)
         if np.size(blank.plastic):
             raise UserError("native physics does not carry the state of plastic flexes")
@@ -220,9 +223,11 @@ class NativePhysics:
         return data.replace(**dict(zip(reads, found, strict=True)))
 
     def _call_name(self, substeps: int, reads: Sequence[str]) -> str:
-        """The same in every process for the same model, fields, steps and MuJoCo."""
-        text = repr((substeps, self.inputs, self.varied, tuple(reads), mujoco.__version__))
-        return "jaxtd3_mujoco_" + hashlib.sha256(text.encode() + self._bytes).hexdigest()[:24]
+        """The same in every process for the same model, label, fields, steps and MuJoCo."""
+        known = substeps, self.inputs, self.varied, tuple(reads), self.label, mujoco.__version__
+        return (
+            "jaxtd3_mujoco_" + hashlib.sha256(repr(known).encode() + self._bytes).hexdigest()[:24]
+        )
 
     # --- on the host ----------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from mujoco import mjx
 from jaxtd3.config.sections import EnvConfig
 from jaxtd3.core.tracing import record
 from jaxtd3.core.types import Array, EnvSpec, EnvStep
-from jaxtd3.envs.batch import choose_impl
+from jaxtd3.envs.batch import choose_impl, disturbances
 from jaxtd3.envs.physics.contract import Physics
 from jaxtd3.envs.physics.fields import find_used
 from jaxtd3.envs.physics.late import Late, LatePhysics, draw_late
@@ -136,8 +136,8 @@ def load_playground(cfg: EnvConfig, devices: int = 1) -> PlaygroundEnv:
     threads = cfg.physics_threads or share_of_cores(devices)
     bounds = joint_bounds(cfg.name, env) if cfg.action_bounds == "limits" else None
     native_threads = threads if impl == "native" else 0
-    late = cfg.action_delay
-    return PlaygroundEnv(cfg.name, env, randomizer, meshes, native_threads, bounds, late)
+    late, label = cfg.action_delay, disturbances(cfg)
+    return PlaygroundEnv(cfg.name, env, randomizer, meshes, native_threads, bounds, late, label)
 
 
 class PlaygroundEnv:
@@ -152,6 +152,7 @@ class PlaygroundEnv:
         native_threads: int = 0,
         bounds: Bounds | None = None,
         action_delay: float = 0.0,
+        label: str = "",
     ):
         self.name, self.unwrapped, self.meshes, self.bounds = name, env, meshes, bounds
         self._action_delay = action_delay
@@ -165,7 +166,7 @@ class PlaygroundEnv:
         self._form: RewardForm | None = None
         self.physics: Physics
         if native_threads:
-            self.physics = self._native(native_threads)
+            self.physics = self._native(native_threads, label)
         else:
             self.physics = MjxPhysics(attribute(env, "_mjx_model"))
         self._recorded_reset, self._recorded_step = record(self._reset), record(self._step)
@@ -298,12 +299,12 @@ class PlaygroundEnv:
 
     # --- found out at load ----------------------------------------------------------------------
 
-    def _native(self, threads: int) -> NativePhysics:
+    def _native(self, threads: int, label: str) -> NativePhysics:
         """C MuJoCo, asked for the fields that this environment uses and no others."""
         env = self.unwrapped
         like = mjx.make_data(env.mj_model, impl=attribute(env, "_mjx_model").impl.value)
         varied = [".".join(str(k.name) for k in path) for path in self._varied]
-        physics = NativePhysics(env.mj_model, like, varied, threads)
+        physics = NativePhysics(env.mj_model, like, varied, threads, label)
         leaves = dict(jax.tree_util.tree_leaves_with_path(attribute(env, "_mjx_model")))
         model = tuple(leaves[path] for path in self._varied)
 
