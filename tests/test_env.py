@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import jaxtd3
-from jaxtd3.core.types import EnvSpec, EnvStep
+from jaxtd3.core.types import Agent, EnvSpec, EnvStep
 from jaxtd3.envs.batch import reward_weights, select_envs, sound_envs, take_envs
+from jaxtd3.run.rollout import make_evaluate
 
 
 class Walk(NamedTuple):
@@ -44,6 +45,15 @@ class Walker:
 
     def rekey(self, s, key):
         return s._replace(rng=jax.random.key_data(key))
+
+
+class Breaking(Walker):
+    """Its numbers are gone in the third step where it started on the right."""
+
+    def step(self, s, action):
+        out = super().step(s, action)
+        broken = (s.start > 0) & (s.steps == 2)
+        return out._replace(obs=jnp.where(broken, jnp.nan, out.obs))
 
 
 NUM = 6
@@ -243,3 +253,18 @@ def test_stagger_spreads_the_time_limits():
 def test_bad_names_and_sizes_raise_at_construction(make_it, words):
     with pytest.raises(ValueError, match=words):
         make_it()
+
+
+def test_an_evaluation_counts_the_episodes_that_it_lost():
+    """An episode whose numbers are gone has ended, and no number of it counts from there on."""
+    env = jaxtd3.batch_env(Breaking(), jaxtd3.EnvConfig(name="Breaking", num_envs=NUM))
+    agent = Agent(*[None] * len(Agent._fields))._replace(act=lambda state, obs: 0.0 * obs[:, :1])
+    _, start = jax.vmap(env.env.reset)(jax.random.split(jax.random.key(4), NUM))
+    broken = int((start[:, 0] > 0).sum())
+    assert 0 < broken < NUM
+    found = make_evaluate(env, agent)(None, jnp.array([1.0, -0.5]), jax.random.key(4))
+    assert found["lost"] == broken
+    assert found["length"] == pytest.approx((2 * broken + 5 * (NUM - broken)) / NUM)
+    assert found["falls"] == 0
+    sound = jaxtd3.batch_env(Walker(), jaxtd3.EnvConfig(name="Walker", num_envs=NUM))
+    assert make_evaluate(sound, agent)(None, jnp.ones(2), jax.random.key(4))["lost"] == 0

@@ -35,6 +35,7 @@ from jaxtd3.errors import UserError
 from jaxtd3.loop.population import make_population, take_member
 from jaxtd3.run import artifacts
 from jaxtd3.run.arrays import state_sha256
+from jaxtd3.run.policy import save_policy
 from jaxtd3.run.program import build, chunk_of, make_envs
 from jaxtd3.run.timing import compile_log
 
@@ -327,7 +328,7 @@ def test_training_and_evaluation_have_engines_of_their_own():
     with_threads(evaluation.physics, 1)
     programs = []
     for env in (train, evaluation):  # the newest program is the evaluation's
-        batch, state, action = poisoned(env, "nan state")
+        batch, state, action = poisoned(env, "diverges")
         args = state, action, jax.random.key(1)
         programs.append((env, jax.jit(batch.step).lower(*args).compile(), args))
     for (env, step, args), lost in zip(programs, [(1, 0), (1, 1)], strict=True):
@@ -833,17 +834,49 @@ def test_auto_is_native_on_a_cpu_and_warp_on_an_nvidia_gpu(monkeypatch):
 
 
 def test_a_policy_is_judged_on_several_engines_in_one_table(monkeypatch, capsys):
+    lost = {"native": 0.0, "jax": 0.0}
+
     def judged(args, impl):
         known = {"env": "E", "policy": "p", "note": "", "seed": 0, "episodes": 4, "walks": None}
-        return {**known, "impl": impl, "return": {"native": 2.0, "jax": 1.5}[impl]}
+        trouble = "1 simulations lost, the last: why" if impl == "native" else ""
+        found = {"return": {"native": 2.0, "jax": 1.5}[impl], "lost": lost[impl]}
+        return {**known, "impl": impl, "trouble": trouble, **found}
 
     monkeypatch.setattr(policy, "evaluate_on", judged)
     assert cli.main(["evaluate", "run", "--impl", "native,jax"]) == 0
     head, engines_row, returns = capsys.readouterr().out.splitlines()
     assert engines_row.split() == ["native", "jax"]
     assert returns.split() == ["return", "2.0000", "1.5000"]
+    lost |= {"native": 1.0, "jax": 2.0}
+    assert cli.main(["evaluate", "run", "--impl", "native,jax"]) == 0
+    ended = "of 4 episodes ended because their numbers were not finite"
+    assert capsys.readouterr().out.splitlines()[3:] == [
+        f"  native: 1 {ended}; physics: 1 simulations lost, the last: why",
+        f"  jax: 2 {ended}",
+    ]
     assert cli.main(["evaluate", "run", "--impl", "native,jxa"]) == 2
     assert "did you mean 'jax'" in capsys.readouterr().err
+
+
+def test_an_evaluation_tells_what_the_engine_lost(tmp_path, capsys, monkeypatch):
+    plain, calls = mujoco.batch.Batch.step, []
+
+    def fails(self, *args, **kwargs):
+        plain(self, *args, **kwargs)
+        calls.append(1)
+        if len(calls) == 5:
+            raise mujoco.batch.SimulationError(np.array([2]), "stack overflow")
+
+    config = jaxtd3.preset("CartpoleBalance", **SIZES)
+    agent = jaxtd3.fast_td3(jaxtd3.make_env(config.env).env.spec, config.agent)
+    save_policy(tmp_path / "p.npz", agent.init(jax.random.key(0)), config, {})
+    monkeypatch.setattr(mujoco.batch.Batch, "step", fails)
+    words = ["evaluate", str(tmp_path / "p.npz"), "--impl", "native", "--episodes", "3"]
+    assert cli.main(words) == 0
+    said = capsys.readouterr().out.splitlines()[-1].strip()
+    assert said.startswith("native: 1 of 3 episodes ended because their numbers were not finite;")
+    assert "physics: 1 simulations lost, the last: MuJoCo raised" in said  # in no step after it
+    assert said.endswith("stack overflow")
 
 
 def test_native_runs_on_a_cpu_alone(monkeypatch):

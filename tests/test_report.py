@@ -138,6 +138,9 @@ def test_panels():
     assert len(training.x) == 10
     np.testing.assert_array_equal(panels[1].lines[0].x, [4, 8, 12, 16, 20])
     assert [p.title for p in plots.small_panels(data, "eval/term/")] == ["angle"]
+    for lost, titles in ((0.0, ["falls"]), (2.0, ["falls", "lost"])):
+        told = [row | {"eval/lost": lost} for row in data]
+        assert sorted(p.title for p in plots.behaviour_panels(told)) == titles
 
 
 def test_weighted_return_is_drawn_where_it_differs():

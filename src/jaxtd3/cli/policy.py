@@ -30,12 +30,24 @@ def evaluate_command(args: Evaluate, given: Mapping[str, Any]) -> int:
         print(f"  {head['note']}")
     if len(results) > 1:
         print(f"  {'':<28}" + "".join(f"{result['impl']:>12}" for result in results))
-    for name in (n for n, value in head.items() if isinstance(value, float)):
+    for name in (n for n, value in head.items() if isinstance(value, float) and n != "lost"):
         print(f"  {name:<28}" + "".join(f"{result[name]:12.4f}" for result in results))
     if head["walks"] is not None:
         words = ["yes" if result["walks"] else "no" for result in results]
         print(f"  {'walks':<28}" + "".join(f"{word:>12}" for word in words))
+    for result in results:
+        if result["lost"]:
+            print(lost_line(result))
     return 0
+
+
+def lost_line(result: Mapping[str, Any]) -> str:
+    """What to say where an evaluation lost episodes to numbers that were not finite."""
+    why = f"; physics: {result['trouble']}" if result["trouble"] else ""
+    return (
+        f"  {result['impl']}: {result['lost']:.0f} of {result['episodes']} episodes ended because "
+        f"their numbers were not finite{why}"
+    )
 
 
 def impl_list(text: str) -> list[str]:
@@ -93,6 +105,7 @@ def evaluate_on(args: Evaluate, impl: str) -> dict[str, Any]:
         "seed": seed,
         "episodes": episodes,
         "walks": walks(metrics),
+        "trouble": getattr(getattr(env.env, "physics", None), "trouble", ""),
         **metrics,
     }
 

@@ -113,8 +113,9 @@ def small_panels(rows: Rows, prefix: str, skip: Sequence[str] = ()) -> list[Pane
 
 
 def behaviour_panels(rows: Rows) -> list[Panel]:
-    """What the policy does, beside return and length: tracking, falls, feet, energy."""
-    return small_panels(rows, "eval/", ("eval/return", "eval/length", "eval/term/"))
+    """What the policy does, beside return and length: tracking, falls, energy, losses."""
+    sound = () if any(row.get("eval/lost") for row in rows) else ("eval/lost",)
+    return small_panels(rows, "eval/", ("eval/return", "eval/length", "eval/term/", *sound))
 
 
 # --- panels to pictures -------------------------------------------------------------------------

@@ -18,8 +18,8 @@ from jaxtd3.envs.metrics import TINY, Metric, MetricStep, metrics_of, ratio
 from jaxtd3.envs.playground.mirror import Mirror, mirror_of, reflect
 
 Sums = dict[str, Array]
-"""Per episode: return, return_weighted, length, fell, asymmetry (of robots with a mirror) [N];
-terms [N, K]; metrics [N, M, 2]."""
+"""Per episode: return, return_weighted, length, fell, lost (its numbers were not finite),
+asymmetry (of robots with a mirror) [N]; terms [N, K]; metrics [N, M, 2]."""
 
 
 def shown_metrics(env: BatchEnv) -> dict[str, Metric]:
@@ -78,7 +78,10 @@ def make_rollout(
                 twin = agent.act(agent_state, reflect(mirror.obs, obs))
                 twin = reflect(mirror.action, jnp.clip(twin, -1.0, 1.0))
                 add["asymmetry"] = jnp.mean(jnp.abs(action - twin), axis=1)
-            fell = sums.pop("fell") | (alive & out.terminated)
+            ends = {
+                "fell": sums.pop("fell") | (alive & out.terminated),
+                "lost": sums.pop("lost") | (alive & ~finite),
+            }
             sums = jax.tree.map(
                 lambda s, x: s + jnp.where(counts.reshape(-1, *[1] * (x.ndim - 1)), x, 0.0),
                 sums,
@@ -86,13 +89,14 @@ def make_rollout(
             )
             obs = jnp.where(finite[:, None], out.obs, 0.0)
             alive &= ~out.terminated & finite
-            return step + 1, alive, out.state, obs, action, sums | {"fell": fell}
+            return step + 1, alive, out.state, obs, action, sums | ends
 
         names = ["return", "return_weighted", "length"]
         if mirror is not None:
             names.append("asymmetry")
         sums: Sums = {name: jnp.zeros(num) for name in names}
-        sums |= {"terms": jnp.zeros((num, len(spec.reward_terms))), "fell": jnp.zeros(num, bool)}
+        sums |= {"terms": jnp.zeros((num, len(spec.reward_terms)))}
+        sums |= {name: jnp.zeros(num, bool) for name in ("fell", "lost")}
         sums["metrics"] = jnp.zeros((num, len(metrics), 2))
         first = jnp.zeros((num, spec.action_size))
         start = (jnp.zeros((), jnp.int32), jnp.ones(num, bool), inner, obs, first, sums)
@@ -109,7 +113,7 @@ def mean_metrics(metrics: Mapping[str, Metric], sums: Sums) -> Metrics:
 
 
 def summarize(env: BatchEnv, sums: Sums) -> Metrics:
-    """Means over episodes; of reward terms and metrics, over steps."""
+    """Means over episodes; of reward terms and metrics, over steps; how many episodes were lost."""
     spec = env.env.spec
     length = jnp.maximum(jnp.sum(sums["length"]), 1.0)
     terms = jnp.sum(sums["terms"], axis=0) / length
@@ -119,6 +123,7 @@ def summarize(env: BatchEnv, sums: Sums) -> Metrics:
         "return_weighted": jnp.mean(sums["return_weighted"]),
         "length": jnp.mean(sums["length"]),
         "falls": jnp.mean(sums["fell"], dtype=jnp.float32),
+        "lost": jnp.sum(sums["lost"], dtype=jnp.float32),
         **mean_metrics(shown_metrics(env), sums),
         **({"asymmetry": jnp.sum(sums["asymmetry"]) / length} if "asymmetry" in sums else {}),
         **{f"term/{name}": terms[i] for i, name in enumerate(spec.reward_terms)},

@@ -44,6 +44,9 @@ GIVEN = ("ctrl", "qfrc_applied", "xfrc_applied", "eq_active", "mocap_pos", "moca
 UNSURE = ("cacc", "cfrc_ext", "cfrc_int", "qfrc_inverse", "subtree_angmom", "subtree_linvel")
 """Fields that MuJoCo computes only where a sensor asks for them."""
 FULL = ("CONTACTFULL", "CNSTRFULL")  # contacts or constraints were left out: finite, and wrong
+MOVING = [mujoco.mjtState.mjSTATE_TIME, mujoco.mjtState.mjSTATE_QPOS]
+MOVING += [mujoco.mjtState.mjSTATE_QVEL, mujoco.mjtState.mjSTATE_ACT]
+"""Parts of the state that a step computes; they stand first in its rows."""
 WARNINGS = [
     int(getattr(mujoco.mjtWarning, f"mjWARN_{name}"))
     for name in ("INERTIA", *FULL, "BADQPOS", "BADQVEL", "BADQACC", "BADCTRL")
@@ -93,11 +96,14 @@ class Simulations:
             self.parents = engine.model.body_parentid.tolist()
         self.outputs = [self.batch.bind(name) for name in reads]
         self.start = self.batch.state[0].copy()
+        width = mujoco.mj_stateSize(engine.model, sum(map(int, MOVING)))
+        self.moving = self.batch.state[:, :width]
 
     def run(self, substeps: int, ins: list[np.ndarray], outs: list[np.ndarray]) -> tuple[int, str]:
         """`substeps` physics steps, or (0) the derived fields of the state as it is.
 
-        Returns how many simulations went wrong, and why the last that is known of did.
+        Returns how many simulations went wrong, and why the last that is known of did. One that
+        comes back with the NaN that it was returned with is not counted again.
         """
         batch, reason = self.batch, ""
         for view, x in zip(self.inputs, ins, strict=True):
@@ -105,7 +111,9 @@ class Simulations:
         if self.masses is not None:
             add_up(*self.masses, self.parents)
         bad = ~np.isfinite(batch.state).all(axis=1)
+        again = np.zeros_like(bad)
         if bad.any():
+            again = ~np.isfinite(self.moving).all(axis=1)
             batch.state[bad], reason = self.start, "it was given a state that is not finite"
         batch.warning[:] = 0
         try:
@@ -125,7 +133,7 @@ class Simulations:
             x[...] = view
             if x.dtype.kind == "f" and bad.any():
                 x[bad] = np.nan
-        return int(bad.sum()), reason
+        return int((bad & ~again).sum()), reason
 
 
 class NativePhysics:
@@ -175,7 +183,9 @@ class NativePhysics:
     @property
     def trouble(self) -> str:
         """What went wrong so far, in one line; empty where nothing did."""
-        return f"{self.lost:,} simulations lost, the last: {self.reason}" if self.lost else ""
+        return (
+            f"{self.lost:,} simulations lost, the last: {self.reason}" if self.lost else self.reason
+        )
 
     def narrow(self, used: Used) -> None:
         """From now on take, return and carry only what the environment was found to use."""
@@ -214,9 +224,10 @@ class NativePhysics:
         def run(ins: list[np.ndarray], outs: list[np.ndarray]) -> None:
             with self._simulations(ins[0].size // width, reads) as simulations:
                 lost, reason = simulations.run(substeps, ins, outs)
-            if lost:
-                with self._lock:
-                    self.lost, self.reason = self.lost + lost, reason
+            with self._lock:
+                self.lost += lost
+                if lost or not self.reason:
+                    self.reason = reason
 
         call = host_call(self._call_name(substeps, reads), run)
         found = call([self.types[name] for name in reads], *args)
