@@ -118,6 +118,21 @@ def test_soak_is_judged(fails, sizes, rates, compiled):
     assert not next(soak.verdicts(1, 100.0, samples, rows_of(rates))).ok
 
 
+def test_a_soak_that_never_begins_is_killed(tmp_path, monkeypatch):
+    plain, started = subprocess.Popen, []
+
+    def sleeps(words, **options):
+        started.append(plain([sys.executable, "-c", "import time; time.sleep(60)"], **options))
+        return started[0]
+
+    monkeypatch.setattr(soak.subprocess, "Popen", sleeps)
+    monkeypatch.setattr(soak, "START_LIMIT", 0.5)
+    lines = list(soak.soak(drill.Drill(Settings(soak=9.0), tmp_path, "soak", random.Random(0))))
+    assert started[0].poll() == -signal.SIGKILL
+    assert [line.ok for line in lines] == [False]
+    assert "no metrics after" in lines[0].found
+
+
 def test_mutants_differ_and_repeat():
     data = json.dumps(preset("Pendulum", profile="cpu").to_dict()).encode()
     for level in fuzz.LEVELS:

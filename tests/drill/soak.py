@@ -16,6 +16,8 @@ from jaxtd3.output.logs import read_rows
 
 WARM_UP = 0.2  # of the time
 FLAT = 0.05
+START_LIMIT = 600.0
+"""Seconds until the first row of metrics."""
 
 
 def resident(pid: int) -> int | None:
@@ -54,7 +56,15 @@ def soak(drill: Drill) -> Iterator[Line]:
     samples: list[tuple[float, int]] = []
     with open(drill.work / "run.log", "w") as log:
         process = subprocess.Popen(words, stdout=log, stderr=log)
+        begun = time.monotonic()
         while not read_rows(run_dir / "metrics.jsonl") and process.poll() is None:
+            if time.monotonic() - begun > START_LIMIT:
+                process.kill()
+                process.wait()
+                yield Line(
+                    f"{seconds:.0f} s of {env}", False, f"no metrics after {START_LIMIT:.0f} s"
+                )
+                return
             time.sleep(0.2)
         begun = time.monotonic()
         while process.poll() is None and time.monotonic() - begun < 2 * seconds + 600:
