@@ -630,6 +630,44 @@ def test_a_huge_control_is_bad_physics():
     assert np.isnan(run(jnp.array([1e12]))).all()  # MuJoCo alone would put it to 0 and go on
 
 
+def slider(option="", mass=1.0, rest=""):
+    return mujoco.MjModel.from_xml_string(
+        f"""<mujoco><option gravity="0 0 0" {option}/><worldbody><body>
+        <joint type="slide" name="j"/><geom size="0.1" mass="{mass}"/></body></worldbody>
+        {rest}</mujoco>"""
+    )
+
+
+def test_what_the_last_substep_did_is_judged_too():
+    """MuJoCo looks at the speed before a step: this one is beyond its bounds after the only one."""
+    model = slider('timestep="10"', rest='<actuator><motor joint="j" gear="5e9"/></actuator>')
+    like = mujoco.mjx.make_data(model)
+    physics = NativePhysics(model, like)
+    run = jax.jit(jax.vmap(lambda u: physics.step(None, like, u, 1).qvel))
+    np.testing.assert_array_equal(run(jnp.array([[0.01], [1.0]])), [[5e8], [np.nan]])
+    assert physics.trouble == "1 simulations lost, the last: its state grew beyond 1e+10"
+
+
+def test_what_has_no_place_in_32_bits_is_bad_physics(recwarn):
+    """A kinetic energy of 1e42 J, of a finite speed."""
+    model = slider(mass=2e30, rest="<sensor><e_kinetic/></sensor>")
+    like = mujoco.mjx.make_data(model, impl="cpp")
+    physics = NativePhysics(model, like)
+
+    @jax.jit
+    @jax.vmap
+    def run(speed):
+        data = physics.step(None, like.replace(qvel=speed), like.ctrl, 1)
+        return data.qvel, data.sensordata
+
+    speed, energy = run(jnp.array([[1.0], [1e6]]))
+    np.testing.assert_array_equal(speed, [[1.0], [np.nan]])
+    assert energy[0] == pytest.approx(1e30)
+    assert np.isnan(energy[1])
+    assert physics.trouble.startswith("1 simulations lost, the last: sensordata is too large for")
+    assert not [str(w.message) for w in recwarn if "overflow" in str(w.message)]
+
+
 def test_an_error_in_some_simulations_harms_no_other(monkeypatch):
     from mujoco import batch as mujoco_batch
 

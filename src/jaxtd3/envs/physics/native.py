@@ -43,6 +43,8 @@ GIVEN = ("ctrl", "qfrc_applied", "xfrc_applied", "eq_active", "mocap_pos", "moca
 """Parts of the state that a step reads and never writes."""
 UNSURE = ("cacc", "cfrc_ext", "cfrc_int", "qfrc_inverse", "subtree_angmom", "subtree_linvel")
 """Fields that MuJoCo computes only where a sensor asks for them."""
+BOUNDED = ("time", "qpos", "qvel", "act", "qacc_warmstart", *GIVEN, *UNSURE)
+"""Fields whose numbers are known to be finite in 32 bits where nothing went wrong, or not known."""
 FULL = ("CONTACTFULL", "CNSTRFULL")  # contacts or constraints were left out: finite, and wrong
 MOVING = [mujoco.mjtState.mjSTATE_TIME, mujoco.mjtState.mjSTATE_QPOS]
 MOVING += [mujoco.mjtState.mjSTATE_QVEL, mujoco.mjtState.mjSTATE_ACT]
@@ -94,7 +96,7 @@ class Simulations:
             mass, whole = map(self.batch.expand, ("body_mass", "body_subtreemass"))
             self.masses = mass, whole
             self.parents = engine.model.body_parentid.tolist()
-        self.outputs = [self.batch.bind(name) for name in reads]
+        self.outputs = {name: self.batch.bind(name) for name in reads}
         self.start = self.batch.state[0].copy()
         width = mujoco.mj_stateSize(engine.model, sum(map(int, MOVING)))
         self.moving = self.batch.state[:, :width]
@@ -123,17 +125,43 @@ class Simulations:
                 batch.forward()
         except mujoco_batch.SimulationError as error:
             bad[error.ids], reason = True, str(error)
-        warned = batch.warning[:, WARNINGS].any(axis=2)  # [N, W]
-        if warned.any():
-            bad |= warned.any(axis=1)
-            row, kind = np.argwhere(warned)[-1]
-            reason = warning_text(WARNINGS[kind], batch.warning[row, WARNINGS[kind], 0])
-        for x, view in zip(outs, self.outputs, strict=True):
+        with np.errstate(over="ignore", invalid="ignore"):
+            reason = self._judge(bad) or reason
+            reason = self._copy(outs, bad) or reason
+        return int((bad & ~again).sum()), reason
+
+    def _judge(self, bad: np.ndarray) -> str:
+        """Mark in `bad` what was warned about or grew too large; why the last did."""
+        reason, batch = "", self.batch
+        if not np.abs(self.moving).max() < mujoco.mjMAXVAL:  # C looks before a step, not after it
+            bad |= ~(np.abs(self.moving) < mujoco.mjMAXVAL).all(axis=1)
+            reason = f"its state grew beyond {mujoco.mjMAXVAL:g}"
+        if batch.warning.any():
+            warned = batch.warning[:, WARNINGS].any(axis=2)  # [N, W]
+            if warned.any():
+                bad |= warned.any(axis=1)
+                row, kind = np.argwhere(warned)[-1]
+                reason = warning_text(WARNINGS[kind], batch.warning[row, WARNINGS[kind], 0])
+        return reason
+
+    def _copy(self, outs: list[np.ndarray], bad: np.ndarray) -> str:
+        """The fields into the program's arrays, NaN where `bad`; what had no place there is bad."""
+        reason, floats = "", []
+        for x, (name, view) in zip(outs, self.outputs.items(), strict=True):
             x = x.reshape(view.shape)
             x[...] = view
-            if x.dtype.kind == "f" and bad.any():
+            if x.dtype.kind != "f":
+                continue
+            floats.append(x)
+            if name not in BOUNDED and not np.isfinite(x).all():
+                over = ~np.isfinite(x).reshape(len(x), -1).all(axis=1)
+                if (over & ~bad).any():
+                    reason = f"{name} is too large for {8 * x.dtype.itemsize} bits"
+                bad |= over
+        if bad.any():
+            for x in floats:
                 x[bad] = np.nan
-        return int((bad & ~again).sum()), reason
+        return reason
 
 
 class NativePhysics:
