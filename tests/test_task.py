@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from jaxtd3 import EnvConfig, UserError, make_env
-from jaxtd3.envs import source
+from jaxtd3.cli.policy import env_row
+from jaxtd3.envs import registry, source
 from jaxtd3.envs.batch import batch_env
 from jaxtd3.envs.robot import set_timestep
 from jaxtd3.envs.task import MujocoTask, near, sq
@@ -20,6 +21,7 @@ from jaxtd3.envs.task import MujocoTask, near, sq
 ENV = Path(__file__).parent / "data" / "quadruped" / "env.py"
 module = source.find(f"{ENV}:Stand").module
 Stand, Walk = module.Stand, module.Walk
+PRESET = {"impl": "jax"}
 
 
 @pytest.fixture(scope="module")
@@ -248,6 +250,23 @@ def test_what_keeps_mjx_away_is_one_line(tmp_path):
     with pytest.raises(UserError, match=r"Cylinder on jax: .*CYLINDER.*; --impl native runs it"):
         Cylinder(EnvConfig(impl="jax"))
     assert Cylinder().spec.obs_size == 3
+
+
+@pytest.mark.parametrize("field", ["qfrc_inverse", "efc_force"])
+def test_what_native_physics_does_not_return_is_one_line(field):
+    """In what a reset observes, and in what only a step reads; a slip of the user's is no such."""
+    read = lambda s: getattr(s.data, field).sum()  # noqa: E731
+    cfg = EnvConfig(num_envs=1, impl="native")
+    for table in ({"observations": {"x": read}}, {"rewards": {"x": (1.0, read)}}):
+        with pytest.raises(UserError, match=rf"^Bad on native physics: .*{field}.*--impl jax runs"):
+            type("Bad", (Stand,), table)(cfg)
+    with pytest.raises(AttributeError, match="no attribute 'qpso'"):
+        type("Bad", (Stand,), {"rewards": {"x": (1.0, lambda s: s.data.qpso[0])}})(cfg)
+
+
+def test_the_list_tells_the_engine_that_a_task_asks_for(monkeypatch):
+    monkeypatch.setitem(registry._OWN, "Chosen", type("Chosen", (Stand,), {"preset": PRESET}))
+    assert env_row("Chosen", "cpu", detailed=False)["physics"] == "jax"
 
 
 @pytest.mark.parametrize("timestep", [0.0, -1.0, float("nan"), 0.03])

@@ -233,7 +233,7 @@ def env_row(name: str, profile: str, detailed: bool) -> dict[str, Any]:
 
     try:
         config = preset(name, profile=profile)
-        row: dict[str, Any] = {"env": name, "physics": physics_of(name)}
+        row: dict[str, Any] = {"env": name, "physics": physics_of(name, config.env.impl)}
     except UserError as error:
         if name not in entry_points():
             raise

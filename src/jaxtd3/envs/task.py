@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import mujoco
 import numpy as np
 from flax import struct
 from mujoco import mjx
@@ -29,7 +30,7 @@ from jaxtd3.core.tracing import record
 from jaxtd3.core.types import Array, EnvSpec, EnvStep
 from jaxtd3.envs.batch import choose_impl, disturbances
 from jaxtd3.envs.physics.contract import Physics
-from jaxtd3.envs.physics.fields import find_used
+from jaxtd3.envs.physics.fields import NotReturned, find_used
 from jaxtd3.envs.physics.mjx import MjxPhysics
 from jaxtd3.envs.physics.native import NativePhysics, share_of_cores
 from jaxtd3.envs.playground.adapter import (
@@ -166,9 +167,18 @@ class MujocoTask(TaskTables):
             inner, *rest = self._step_on(physics, Inner(data, info), model, action)
             return inner.data, (inner.info, rest)
 
-        data, (info, model, _) = jax.eval_shape(lambda key: reset(physics, key), key)
         action = jax.ShapeDtypeStruct((self.mj_model.nu,), jnp.float32)
-        physics.narrow(find_used(physics, step, (data, (info, model), action), reset, key))
+        try:
+            data, (info, model, _) = jax.eval_shape(lambda key: reset(physics, key), key)
+            used = find_used(physics, step, (data, (info, model), action), reset, key)
+        except (NotReturned, AttributeError) as error:
+            if isinstance(error, AttributeError) and not (
+                isinstance(error.obj, mjx.Data) and hasattr(mujoco.MjData, str(error.name))
+            ):
+                raise  # a slip in the task
+            hint = "--impl jax runs it"
+            raise UserError(f"{self.name} on native physics: {error}; {hint}") from error
+        physics.narrow(used)
         return physics
 
     def _inspect(self) -> tuple[Any, tuple[Part, ...]]:

@@ -19,6 +19,10 @@ from jaxtd3.envs.physics.native import GIVEN, UNSURE, NativePhysics, Used
 from jaxtd3.thirdparty import private
 
 
+class NotReturned(ValueError):
+    """An environment reads what C MuJoCo does not compute for it."""
+
+
 class Probe:
     """Physics that notes what it is given and returns what it was told to."""
 
@@ -100,7 +104,7 @@ def find_used(
         reads = find_reads(first, then, constant)
     unsure = sorted(reads.intersection(UNSURE))
     if unsure:
-        raise ValueError(f"reads {', '.join(unsure)}, which MuJoCo computes for sensors alone")
+        raise NotReturned(f"reads {', '.join(unsure)}, which MuJoCo computes for sensors alone")
     return Used(tuple(sorted(reads)), constant)
 
 
