@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from fnmatch import fnmatch
 from typing import Any, NamedTuple
 
 import jax
@@ -271,7 +272,49 @@ def check_table(path):
     found = {name: engines.values_of(row) for name, row in rows.items()}
     compared = {name: values for name, values in found.items() if values is not None}
     assert len(compared) > 40, rows
-    assert not {name: v for name, v in compared.items() if not v["typical"] <= 0.02}
+    limits = {name: {"typical": 0.02, "done": 0.07, "most": most_of(name)} for name in compared}
+    assert not {
+        name: v
+        for name, v in compared.items()
+        if not all(v[part] <= limit for part, limit in limits[name].items())
+    }
+
+
+# What 99 % of the numbers stay below. MJX picks other points of contact for boxes; the others touch
+# with spheres and the like, where one engine may be a moment ahead.
+MOST = {
+    "G1*": np.inf,
+    "Apollo*": np.inf,
+    "BerkeleyHumanoid*": np.inf,
+    "LeapCube*": np.inf,
+    "AeroCube*": np.inf,
+    "Go1JoystickRough*": 1.0,  # a height field
+    "T1JoystickRough*": 0.1,
+    "Go1Getup": 0.5,  # falls on all of itself
+    "Go1*": 0.1,
+}
+
+
+def most_of(name):
+    return next((limit for kind, limit in MOST.items() if fnmatch(name, kind)), 1e-3)
+
+
+def test_the_kept_table_of_engines_is_in_bounds(tmp_path):
+    check_table(engines.TABLE)
+    table, out = engines.TABLE.read_text(), tmp_path / "engines.md"
+    rows = engines.rows_in(table)
+    for name, part, value in (
+        ("CheetahRun", "most", "2e-03"),
+        ("T1JoystickRoughTerrain", "most", "2e-01"),
+        ("G1JoystickFlatTerrain", "done", "1e-01"),
+        ("G1JoystickFlatTerrain", "typical", "3e-02"),
+        ("WalkerRun", "done", "nan"),
+    ):
+        cells = rows[name].split("|")
+        cells[3 + engines.PARTS.index(part)] = f" {value} "
+        out.write_text(table.replace(rows[name], "|".join(cells)))
+        with pytest.raises(AssertionError, match=name):
+            check_table(out)
 
 
 def test_the_table_of_engines_is_resumed(tmp_path, monkeypatch, capsys):
