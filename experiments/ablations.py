@@ -29,6 +29,7 @@ import matplotlib.pyplot as plt
 
 import jaxtd3
 from jaxtd3.config.presets import ALGORITHMS
+from jaxtd3.run.program import load_parts
 
 Variants = dict[str, dict[str, Any]]  # label -> changes of the settings
 POINTS = 10  # evaluations per run
@@ -220,9 +221,7 @@ class Curves(NamedTuple):
 def train(cfg: jaxtd3.Config, seeds: int) -> Curves:
     """Train all seeds at once, evaluating `POINTS` times."""
     cfg = cfg.resolved()
-    env = jaxtd3.make_env(cfg.env)
-    agent = jaxtd3.fast_td3(env.spec, cfg.agent)
-    replay = jaxtd3.make_replay(env.spec, cfg.replay)
+    env, _, agent, replay = load_parts(cfg)
     init, _, train_step = jaxtd3.make_train_step(env, agent, replay, cfg.loop)
     length = max(cfg.run.iterations // POINTS, 1)
     chunk = jaxtd3.make_chunk(jax.vmap(train_step), length)

@@ -72,6 +72,30 @@ def make_envs(config: EnvConfig, mesh: Mesh | None = None) -> tuple[BatchEnv, Ba
     return env, env if quiet == config else make_env(quiet, mesh)
 
 
+class Parts(NamedTuple):
+    """What a run, and every member of a population, consists of."""
+
+    env: BatchEnv
+    eval_env: BatchEnv
+    agent: Agent
+    replay: Replay
+
+
+def load_parts(config: Config, mesh: Mesh | None = None) -> Parts:
+    """The parts that a config describes, on the devices of a mesh or on no particular one; a
+    setting that does not fit them is the user's error."""
+    axis, sync = (None, 1) if mesh is None else (sharding.AXIS, config.loop.sync_every)
+    try:
+        ring = config.replay if mesh is None else sharding.local_replay(config.replay, mesh)
+        env, eval_env = make_envs(config.env, mesh)
+        agent = fast_td3(env.spec, config.agent, axis, learn_apart=sync > 1)
+        if sync > 1:
+            agent = sharding.bundles(agent, sync, sharding.AXIS)
+        return Parts(env, eval_env, agent, make_replay(env.spec, ring, axis))
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
 class Program(NamedTuple):
     """A run's parts, and how they go on together."""
 
@@ -105,19 +129,14 @@ class Program(NamedTuple):
 
 
 def build(config: Config) -> Program:
-    """Load and bind the parts; a setting that does not fit them is the user's error."""
+    """Load the parts and bind them together."""
     given, config = config, config.resolved()
     try:
         mesh = sharding.make_mesh(config.run.devices)
         sharding.share(config.env.num_envs, mesh, "num_envs")
-        env, eval_env = make_envs(config.env, mesh)
-        sync = config.loop.sync_every
-        agent = fast_td3(env.spec, config.agent, sharding.AXIS, learn_apart=sync > 1)
-        if sync > 1:
-            agent = sharding.bundles(agent, sync, sharding.AXIS)
-        replay = make_replay(env.spec, sharding.local_replay(config.replay, mesh), sharding.AXIS)
     except ValueError as error:
         raise UserError(str(error)) from error
+    env, eval_env, agent, replay = load_parts(config, mesh)
     noise, ring = make_noise(config.loop), replay
     agent, replay = sharding.spread_inits(agent, replay, mesh)
     fns = make_train_step(env, agent, replay, config.loop, sharding.AXIS, noise=noise)

@@ -19,7 +19,6 @@ import jax
 import numpy as np
 
 from jaxtd3 import durable
-from jaxtd3.agent.td3 import fast_td3
 from jaxtd3.config.config import Config
 from jaxtd3.core.types import Agent, BatchEnv, Replay, TrainState
 from jaxtd3.envs.batch import reward_weights
@@ -31,11 +30,10 @@ from jaxtd3.loop.step import make_train_step
 from jaxtd3.nets.dense import compiler_options
 from jaxtd3.output.logs import dumps
 from jaxtd3.output.rundir import CONFIG_FILE, METRICS_FILE
-from jaxtd3.replay.ring import make_replay
 from jaxtd3.run import artifacts, memory
 from jaxtd3.run.checkpoint import CheckpointStore
 from jaxtd3.run.chunks import Chunks
-from jaxtd3.run.program import make_envs, refresh_pool, run_keys
+from jaxtd3.run.program import load_parts, refresh_pool, run_keys
 from jaxtd3.run.progress import Progress, duration
 from jaxtd3.run.rollout import make_measure
 from jaxtd3.run.signals import StopSignals
@@ -60,13 +58,8 @@ class SweepProgram(NamedTuple):
 
 
 def build(config: Config, extra: dict[str, Metric]) -> SweepProgram:
-    """Load and bind the parts; a setting that does not fit them is the user's error."""
-    try:
-        env, eval_env = make_envs(config.env)
-        agent = fast_td3(env.spec, config.agent)
-        replay = make_replay(env.spec, config.replay)
-    except ValueError as error:
-        raise UserError(str(error)) from error
+    """Load the parts, and find out how large a member is."""
+    env, eval_env, agent, replay = load_parts(config)
     agent = agent._replace(init=jax.jit(agent.init))
     fns = make_train_step(env, agent, replay, config.loop)
     size = memory.tree_bytes(jax.eval_shape(fns.init, jax.random.key(0)))
