@@ -282,7 +282,7 @@ PROFILES: dict[str, list[tuple[str, Changes]]] = {
                 "v_max": 40.0,
                 "sigma_max": 0.4,
                 "noise_hold": 16,
-                "iterations": 20_000,
+                "iterations": 16_000,
                 "eval_every": 500,
                 "eval_episodes": 16,
                 "checkpoint_every": 1_000,
