@@ -22,6 +22,7 @@ def python(code: str, **environ: str) -> subprocess.CompletedProcess:
     "fetch",
     [
         "import jaxtd3; jaxtd3.fast_td3",
+        "import jaxtd3; jaxtd3.EnvConfig",
         "from jaxtd3.agent.td3 import fast_td3",
         "from jaxtd3.loop.step import make_train_step",
         "from jaxtd3.run.program import build",

@@ -7,6 +7,8 @@ Importing does nothing: each name below is fetched from its module at first use,
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from jaxtd3 import runtime
+
 if TYPE_CHECKING:
     from jaxtd3.agent.exploration import Ladder, NoiseHyper, make_noise
     from jaxtd3.agent.td3 import AgentState, fast_td3
@@ -113,6 +115,7 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.s
 def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
         raise AttributeError(f"module 'jaxtd3' has no attribute {name!r}")
+    runtime.fix_compiler()  # `core` would, but a setting fetched first may be all before JAX starts
     value = getattr(import_module(f"jaxtd3.{_HOME_OF[name]}"), name)
     globals()[name] = value
     return value

@@ -37,17 +37,11 @@ def evaluate_command(args: Evaluate, given: Mapping[str, Any]) -> int:
         print(f"  {'walks':<28}" + "".join(f"{word:>12}" for word in words))
     for result in results:
         if result["lost"]:
-            print(lost_line(result))
+            from jaxtd3.run.nonfinite import episodes_lost
+
+            lost, count = result["lost"], result["episodes"]
+            print(f"  {result['impl']}: {episodes_lost(lost, count, result['trouble'])}")
     return 0
-
-
-def lost_line(result: Mapping[str, Any]) -> str:
-    """What to say where an evaluation lost episodes to numbers that were not finite."""
-    why = f"; physics: {result['trouble']}" if result["trouble"] else ""
-    return (
-        f"  {result['impl']}: {result['lost']:.0f} of {result['episodes']} episodes ended because "
-        f"their numbers were not finite{why}"
-    )
 
 
 def impl_list(text: str) -> list[str]:
@@ -85,6 +79,7 @@ def evaluate_on(args: Evaluate, impl: str) -> dict[str, Any]:
     from jaxtd3.envs.metrics import walks
     from jaxtd3.envs.registry import physics_of
     from jaxtd3.run.load import load
+    from jaxtd3.run.nonfinite import trouble_of
     from jaxtd3.run.program import run_keys
     from jaxtd3.run.rollout import make_evaluate
 
@@ -105,7 +100,7 @@ def evaluate_on(args: Evaluate, impl: str) -> dict[str, Any]:
         "seed": seed,
         "episodes": episodes,
         "walks": walks(metrics),
-        "trouble": getattr(getattr(env.env, "physics", None), "trouble", ""),
+        "trouble": trouble_of(env),
         **metrics,
     }
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from jaxtd3.agent.td3 import FAULTS
 from jaxtd3.config.config import config_from_dict
-from jaxtd3.core.types import Health, TrainState
+from jaxtd3.core.types import BatchEnv, Health, TrainState
 from jaxtd3.errors import UserError
 from jaxtd3.loop.step import StepFn
 from jaxtd3.run.arrays import named_leaves
@@ -69,6 +69,19 @@ def some_lost(quarantined: float, trouble: str) -> str:
         f"{quarantined:,.0f} environment steps were not finite and are left out (from now on see "
         f"env/quarantined){trouble and f'; physics: {trouble}'}"
     )
+
+
+def episodes_lost(lost: float, episodes: int, trouble: str) -> str:
+    """What to say of an evaluation's episodes that ended before their time."""
+    return (
+        f"{lost:.0f} of {episodes} episodes ended because their numbers were not finite"
+        f"{trouble and f'; physics: {trouble}'}"
+    )
+
+
+def trouble_of(env: BatchEnv) -> str:
+    """What went wrong in the physics of an environment so far; empty: nothing, or nobody knows."""
+    return getattr(getattr(env.env, "physics", None), "trouble", "")
 
 
 def all_lost(quarantined: float, steps: int, iterations: int, trouble: str = "") -> str | None:

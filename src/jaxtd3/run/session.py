@@ -92,6 +92,7 @@ class Session:
         self.sized = False  # the size of a checkpoint has been told
         self.announced_time = False
         self.announced_loss = False  # environment steps that are left out
+        self.announced_episodes = False  # episodes of evaluations that were lost
 
     def run(self) -> dict[str, Any]:
         """Train, and leave a complete run directory; the summary."""
@@ -315,7 +316,7 @@ class Session:
         length = self.chunks.length
         steps = self.chunks.steps_each * length
         quarantined = row["env/quarantined"]
-        trouble = getattr(getattr(self.program.env.env, "physics", None), "trouble", "")
+        trouble = nonfinite.trouble_of(self.program.env)
         lost = nonfinite.all_lost(quarantined, steps, length, trouble)
         if quarantined and not (lost or self.announced_loss):
             self.ui.note(nonfinite.some_lost(quarantined, trouble))
@@ -342,6 +343,12 @@ class Session:
             metrics = self.program.evaluate(state.agent, state.weights, self.keys.evaluate)
             metrics = jax.device_get(metrics)
         found = {name: float(value) for name, value in metrics.items()}
+        lost = found.get("lost", 0.0)
+        if lost and not self.announced_episodes:
+            trouble = nonfinite.trouble_of(self.program.eval_env)
+            said = nonfinite.episodes_lost(lost, self.config.run.eval_episodes, trouble)
+            self.ui.note(f"evaluation: {said}")
+            self.announced_episodes = True
         verdict = walks(found)
         if verdict is not None:
             found["walks"] = float(verdict)

@@ -134,8 +134,10 @@ class Simulations:
         """Mark in `bad` what was warned about or grew too large; why the last did."""
         reason, batch = "", self.batch
         if not np.abs(self.moving).max() < mujoco.mjMAXVAL:  # C looks before a step, not after it
-            bad |= ~(np.abs(self.moving) < mujoco.mjMAXVAL).all(axis=1)
-            reason = f"its state grew beyond {mujoco.mjMAXVAL:g}"
+            grown = ~(np.abs(self.moving) < mujoco.mjMAXVAL).all(axis=1)
+            if (grown & ~bad).any():
+                reason = f"its state grew beyond {mujoco.mjMAXVAL:g}"
+            bad |= grown
         if batch.warning.any():
             warned = batch.warning[:, WARNINGS].any(axis=2)  # [N, W]
             if warned.any():
@@ -156,7 +158,7 @@ class Simulations:
             if name not in BOUNDED and not np.isfinite(x).all():
                 over = ~np.isfinite(x).reshape(len(x), -1).all(axis=1)
                 if (over & ~bad).any():
-                    reason = f"{name} is too large for {8 * x.dtype.itemsize} bits"
+                    reason = f"{name} is not finite in {8 * x.dtype.itemsize} bits"
                 bad |= over
         if bad.any():
             for x in floats:
