@@ -33,7 +33,7 @@ def total(tree: Any) -> Array:
     return jnp.stack([jnp.sum(x, dtype=jnp.float32) for x in leaves]).sum()
 
 
-def drawn(program: Program, state: TrainState, key: Array) -> Batch:
+def sampled(program: Program, state: TrainState, key: Array) -> Batch:
     """A batch of the ring."""
     return program.replay.sample(
         state.replay, key, program.agent.discount(state.agent), state.weights
@@ -47,7 +47,7 @@ def example(program: Program, state: TrainState) -> tuple[Transition, Batch]:
         key = jax.random.key(0)
         action = jnp.zeros((state.env.obs.shape[0], program.env.spec.action_size))
         _, tr, _ = program.env.step(state.env, action, key)
-        return tr, drawn(program, state, key)
+        return tr, sampled(program, state, key)
 
     specs = jax.tree.map(lambda sharding: sharding.spec, program.layout)
     mapped = jax.shard_map(
@@ -69,9 +69,10 @@ def pieces(program: Program, state: TrainState) -> dict[str, Piece]:
         return state.replace(env=state.env.replace(obs=moved)), ()
 
     def explore(state: TrainState, key: Array) -> tuple[TrainState, Any]:
-        key_apply, key_redraw = jax.random.split(key)
+        key_apply, key_resample = jax.random.split(key)
         action = noise.apply(state.noise, tr.action, key_apply)
-        return state.replace(noise=noise.redraw(state.noise, tr.done, key_redraw)), total(action)
+        after = noise.resample(state.noise, tr.done, key_resample)
+        return state.replace(noise=after), total(action)
 
     def step(state: TrainState, key: Array) -> tuple[TrainState, Any]:
         key_action, key_env = jax.random.split(key)
@@ -86,7 +87,7 @@ def pieces(program: Program, state: TrainState) -> dict[str, Piece]:
         return state.replace(replay=replay.add(state.replay, tr)), ()
 
     def sample(state: TrainState, key: Array) -> tuple[TrainState, Any]:
-        return state, total(drawn(program, state, key))
+        return state, total(sampled(program, state, key))
 
     def learn(policy: bool) -> Piece:
         def update(state: TrainState, key: Array) -> tuple[TrainState, Any]:

@@ -74,7 +74,7 @@ def ours(race: Race, over: Over) -> None:
     done = 0
     while True:
         with clock("train"):
-            state, metrics = program.advance(state, iteration=done)
+            state, metrics = program.advance(state, done)
             jax.block_until_ready(metrics)
         done += config.run.log_every
         if done % config.run.eval_every:

@@ -74,7 +74,7 @@ def init(s: Setup, key: Array, env_state: Any) -> Sketch:
         head=jnp.zeros((), jnp.int32),
         size=jnp.zeros((), jnp.int32),
         env=env_state,
-        sigma=draw_sigma(s, k_sigma),
+        sigma=sample_sigma(s, k_sigma),
         key=key,
     )
 
@@ -160,7 +160,7 @@ def act(s: Setup, state: Sketch, obs: Array) -> Array:
     return policy(s, state.params["actor"], normalize(state.stats, obs))
 
 
-def draw_sigma(s: Setup, key: Array) -> Array:
+def sample_sigma(s: Setup, key: Array) -> Array:
     shape, loop = (s.env.num_envs, 1), s.cfg.loop
     return jax.random.uniform(key, shape, jnp.float32, loop.sigma_min, loop.sigma_max)
 
@@ -187,7 +187,7 @@ def collect(s: Setup, state: Sketch) -> Sketch:
         size=jnp.minimum(state.size + n, capacity),
         stats=merge(state.stats, tr.obs),
         env=env_state,
-        sigma=jnp.where(tr.done[:, None], draw_sigma(s, k_sigma), state.sigma),
+        sigma=jnp.where(tr.done[:, None], sample_sigma(s, k_sigma), state.sigma),
         key=key,
     )
 

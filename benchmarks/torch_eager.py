@@ -111,7 +111,7 @@ class Learner:
         self.ring = Ring(env.num_envs, cfg.replay.length, sizes)
         self.each = max(1, cfg.replay.batch_size // env.num_envs)
         self.normalize = Normalizer(self.spec.width)
-        self.sigma = self.draw_sigma()
+        self.sigma = self.sample_sigma()
         self.key = jax.random.key(seed)
         self.env_state = env.init(self.key)
         self.env_step = jax.jit(self.step_envs, donate_argnums=0)
@@ -122,7 +122,7 @@ class Learner:
         state, tr, _ = self.env.step(state, action, now)
         return state, key, (state.obs, tr.final_obs, tr.action, tr.reward, tr.terminated, tr.done)
 
-    def draw_sigma(self) -> Tensor:
+    def sample_sigma(self) -> Tensor:
         low, high = self.loop.sigma_min, self.loop.sigma_max
         return torch.rand(self.env.num_envs, 1) * (high - low) + low
 
@@ -136,7 +136,7 @@ class Learner:
         self.obs, final, did, reward, ended, done = (torch.from_dlpack(x) for x in out)
         row = {"obs": before, "next_obs": final, "action": did, "reward": reward}
         self.ring.add(row | {"discount": self.agent.gamma * (1.0 - ended.float())})
-        self.sigma = torch.where(done[:, None], self.draw_sigma(), self.sigma)
+        self.sigma = torch.where(done[:, None], self.sample_sigma(), self.sigma)
 
     def logits(self, critics: nn.ModuleList, x: Tensor, action: Tensor) -> list[Tensor]:
         inputs = torch.cat([self.spec.critic_obs(x), action], 1)

@@ -29,7 +29,6 @@ import matplotlib.pyplot as plt
 
 import jaxtd3
 from jaxtd3.config.presets import ALGORITHMS
-from jaxtd3.run.program import load_parts
 
 Variants = dict[str, dict[str, Any]]  # label -> changes of the settings
 POINTS = 10  # evaluations per run
@@ -220,24 +219,17 @@ class Curves(NamedTuple):
 
 def train(cfg: jaxtd3.Config, seeds: int) -> Curves:
     """Train all seeds at once, evaluating `POINTS` times."""
-    cfg = cfg.resolved()
-    env, _, agent, replay = load_parts(cfg)
-    init, _, train_step = jaxtd3.make_train_step(env, agent, replay, cfg.loop)
     length = max(cfg.run.iterations // POINTS, 1)
-    chunk = jaxtd3.make_chunk(jax.vmap(train_step), length)
-    evaluate = jaxtd3.make_evaluate(env, agent, cfg.run.eval_episodes)
-    refresh = jax.jit(jax.vmap(env.refresh))
-    keys = jax.random.split(jax.random.key(cfg.run.seed), (POINTS + 1, seeds))
-    state = jax.vmap(init)(keys[0])
-    returns = []
+    cfg = cfg.resolved().override({"log_every": length})
+    configs = [cfg.override({"seed": cfg.run.seed + k}) for k in range(seeds)]
+    population = jaxtd3.build_population(configs)
+    _, eval_env, agent, _ = population.parts
+    evaluate = jaxtd3.make_evaluate(eval_env, agent, cfg.run.eval_episodes)
+    state, returns = population.start(), []
     for i in range(POINTS):
-        state, _ = chunk(state)
-        state = state.replace(env=refresh(state.env, keys[i + 1]))
-        members = [
-            jax.tree.map(lambda x, k=k: x[k], (state.agent, state.weights)) for k in range(seeds)
-        ]
-        scores = [evaluate(*member, jax.random.key(1))["return"] for member in members]
-        returns.append([float(x) for x in scores])
+        state, _ = population.advance(state, i * length)
+        each = [jaxtd3.take_member((state.agent, state.weights), k) for k in range(seeds)]
+        returns.append([float(evaluate(*one, jax.random.key(1))["return"]) for one in each])
     iteration = length * np.arange(1, POINTS + 1)
     steps = iteration * cfg.loop.collect_steps * cfg.env.num_envs
     return Curves(iteration, steps, np.array(returns).T)

@@ -29,6 +29,8 @@ OUT.mkdir(parents=True, exist_ok=True)
 class Rod(jaxtd3.Pendulum):
     """The pendulum that comes with jaxtd3, with eyes to see it."""
 
+    preset = {"gamma": 0.99, "v_min": -500.0, "v_max": 0.0}  # noqa: RUF012
+
     def draw(self, state) -> np.ndarray:
         y, x = np.mgrid[1.5:-1.5:240j, -1.5:1.5:240j]
         tip_x, tip_y = np.sin(state.angle), np.cos(state.angle)
@@ -37,29 +39,28 @@ class Rod(jaxtd3.Pendulum):
         return np.where((away < 0.08)[..., None], [37, 99, 201], [243, 245, 248]).astype(np.uint8)
 
 
+jaxtd3.register_env("Rod", Rod)
+
 # %% The parts. Each is a value: print it, change a setting, or put one of your own in its place
-cfg = jaxtd3.preset("Pendulum", profile="cpu", batch_size=512)
-env = jaxtd3.batch_env(Rod(), cfg.env)
-agent = jaxtd3.fast_td3(env.spec, cfg.agent)
-replay = jaxtd3.make_replay(env.spec, cfg.replay)
-init, collect_step, train_step = jaxtd3.make_train_step(env, agent, replay, cfg.loop)
+cfg = jaxtd3.preset("Rod", profile="cpu", batch_size=512, eval_episodes=64)
+program = jaxtd3.build(cfg)
+env, agent = program.env, program.agent
 print(f"{env.spec.name}: {env.spec.obs_size} numbers in, {env.spec.action_size} out")
 
 # %% One compiled program: 100 iterations of stepping every environment and learning from the replay
-state = init(jax.random.key(0))
+state = program.start()
 start = time.perf_counter()
-chunk = jaxtd3.make_chunk(train_step, length=100).lower(state).compile()
-evaluate = jaxtd3.make_evaluate(env, agent, episodes=64)
+program = program._replace(chunk=program.chunk.lower(state).compile())
 print(f"compiled in {time.perf_counter() - start:.1f} s")
 
 # %% Train. The state goes in and comes out; nothing else changes. About -145 is as good as it gets
 rows, seconds = [], 0.0
 for i in range(1, 11):
     start = time.perf_counter()
-    state, metrics = chunk(state)
+    state, metrics = program.advance(state)
     metrics = {name: float(value) for name, value in metrics.items()}  # waits for the device
     seconds += time.perf_counter() - start
-    scores = evaluate(state.agent, state.weights, jax.random.key(1))
+    scores = program.evaluate(state.agent, state.weights, jax.random.key(1))
     row = {"iteration": 100 * i, "env_steps": 100 * i * env.num_envs, "seconds": seconds}
     rows.append(row | metrics | {f"eval/{name}": float(x) for name, x in scores.items()})
     print(f"{100 * i:5d} iterations  {seconds:5.1f} s  return {rows[-1]['eval/return']:7.1f}")

@@ -46,16 +46,14 @@ def main(argv: list[str] | None = None) -> float:
     parser.add_argument("--after", type=int, default=300, help="iterations under the new one")
     args = parser.parse_args(argv)
 
-    cfg = jaxtd3.preset("Cruise", profile="cpu", store_terms=True)
+    cfg = jaxtd3.preset("Cruise", profile="cpu", store_terms=True, log_every=CHUNK)
     old, new = (
         [cfg.override({"seed": s, "weights": {"energy": w}}) for s in range(args.seeds)]
         for w in (args.old, args.new)
     )
-    env = jaxtd3.make_env(cfg.env)
-    agent = jaxtd3.fast_td3(env.spec, cfg.agent)
-    replay = jaxtd3.make_replay(env.spec, cfg.replay)
-    init, train_step = jaxtd3.make_population(env, agent, replay, old)
-    chunk = jaxtd3.make_chunk(train_step, CHUNK)
+    before = jaxtd3.build_population(old)
+    after = before._replace(configs=new)
+    env, _, agent, _ = before.parts
     measure = jaxtd3.make_measure(env, agent, metrics_of(env.env), 64)
     measure = jax.jit(jax.vmap(measure, in_axes=(0, 0, None)))
 
@@ -63,15 +61,15 @@ def main(argv: list[str] | None = None) -> float:
         """Return under the new weights after every chunk: [chunks, P]."""
         rows = []
         for _ in range(args.after // CHUNK):
-            state, _ = chunk(state)
+            state, _ = after.advance(state)
             found = measure(state.agent, state.weights, jax.random.key(99))
             rows.append(np.asarray(found["own_reward"]))
         return np.array(rows)
 
-    state = init(old)
+    state = before.start()
     for _ in range(args.before // CHUNK):
-        state, _ = chunk(state)
-    changed, fresh = returns(with_members(state, env, new)), returns(init(new))
+        state, _ = before.advance(state)
+    changed, fresh = returns(with_members(state, env, new)), returns(after.start())
     best = max(changed.max(), fresh.max())
     goal = best - 0.02 * abs(best)
     steps = env.num_envs * cfg.loop.collect_steps

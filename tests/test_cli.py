@@ -394,7 +394,7 @@ def test_live_panel(capsys):
     live.update(title="Pendulum", iteration=5, iterations=10, env_steps=20, rate=3.0)
     live.note("a [bracketed] line")
     live.stage("training")
-    live.finish("done")
+    live.close("done")
     printed = capsys.readouterr().out
     assert "a [bracketed] line" in printed
     assert printed.endswith("done\n")

@@ -21,8 +21,8 @@ from jaxtd3.deploy.robot import load_robot, read_sensors
 from jaxtd3.deploy.robustness import (
     Episodes,
     Verdict,
-    draw_starts,
     evaluate_worlds,
+    sample_starts,
     summarize,
     tracking_error,
 )
@@ -390,7 +390,7 @@ def simulate(controller, model, world, starts, steps):
 @pytest.mark.parametrize("delay", [0.0, 0.010, 0.020, 0.040])
 def test_a_delay_is_as_long_as_said(delay, exported, model):
     controller = load_controller(exported)
-    starts, world = draw_starts(controller.about, model, 1, 5), World("x", delay=delay)
+    starts, world = sample_starts(controller.about, model, 1, 5), World("x", delay=delay)
     group = Episodes(controller, model, [world, WORLDS[-1]], tile(starts, 2), seed=0, threads=1)
     for _ in range(20):
         group.step()
@@ -458,7 +458,7 @@ def test_each_simulation_has_its_own_world(model, pairs):
 def test_pushes_come_when_said(exported, model):
     controller = load_controller(exported)
     worlds = [World("calm"), World("pushed", push=1.0, push_every=0.1)]
-    starts = tile(draw_starts(controller.about, model, 1, 0), 2)
+    starts = tile(sample_starts(controller.about, model, 1, 0), 2)
     group = Episodes(controller, model, worlds, starts, seed=0, threads=1)
     for _ in range(5):
         group.step()
@@ -500,7 +500,7 @@ def test_who_falls_lies_still_to_the_end(exported, model):
     (fell,) = evaluate_worlds(controller, model, [World("nominal")], 3, 20.0, threads=1)
     assert fell.survival == 0
     assert fell.seconds < 5
-    still = np.linalg.norm(draw_starts(controller.about, model, 3, 0).command[:, :2], axis=1)
+    still = np.linalg.norm(sample_starts(controller.about, model, 3, 0).command[:, :2], axis=1)
     assert fell.error_lin == pytest.approx(still.mean(), rel=0.1)
     assert fell.score == pytest.approx(-1, abs=0.2)
 

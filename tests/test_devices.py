@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import jax
 import pytest
@@ -123,13 +122,12 @@ def test_a_lost_process_is_told_from_other_errors(error, lost):
 )
 def test_only_a_lost_process_costs_the_report(said, line, pictures, tmp_path, monkeypatch):
     drawn = []
-    store = SimpleNamespace(last_good=lambda: "no checkpoint yet")
-    session = SimpleNamespace(run_dir=tmp_path, store=store, error=None)
+    run = artifacts.Snapshot(*[None] * len(artifacts.Snapshot._fields))._replace(run_dir=tmp_path)
     monkeypatch.setattr(processes, "several", lambda: True)
-    monkeypatch.setattr(artifacts, "summarize", lambda session, state, status: {"status": status})
+    monkeypatch.setattr(artifacts, "summarize", lambda run, *_: {"error": run.error})
     monkeypatch.setattr(artifacts, "write_artifacts", lambda *args: drawn.append(args))
-    artifacts.crash(session, jax.errors.JaxRuntimeError(said))
-    assert session.error.startswith(line)
+    error = jax.errors.JaxRuntimeError(said)
+    assert artifacts.crash(run, error, lambda: "no checkpoint")["error"].startswith(line)
     assert bool(drawn) == pictures
     assert (tmp_path / "summary.json").exists() != pictures  # else written with the pictures
 

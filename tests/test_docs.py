@@ -40,7 +40,7 @@ EXEMPT = re.compile(r"<!-- not run: \S.*-->\s*$")
 TINY = {"num_envs": 8, "batch_size": 32, "length": 64, "critic_hidden": 16, "actor_hidden": 16}
 SMALL = {  # the same code, at a size for a test
     "length=1000": "length=10",
-    "make_chunk(train_step, 100)": "make_chunk(train_step, 20)",
+    "num_envs=8)": "num_envs=8, log_every=20)",
     'preset("Pendulum")': f'preset("Pendulum", **{TINY | {"log_every": 10, "eval_episodes": 4}})',
 }
 

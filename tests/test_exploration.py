@@ -28,10 +28,10 @@ def run(noise, steps=STEPS, num_envs=ENVS, done_every=0, action=0.0):
 
     def step(carry, t):
         state, key = carry
-        key, key_apply, key_redraw = jax.random.split(key, 3)
+        key, key_apply, key_resample = jax.random.split(key, 3)
         out = noise.apply(state, jnp.full((num_envs, SIZE), action), key_apply)
         done = jnp.full((num_envs,), (t + 1) % done_every == 0 if done_every else False)
-        return (noise.redraw(state, done, key_redraw), key), out
+        return (noise.resample(state, done, key_resample), key), out
 
     state = noise.init(jax.random.key(1), num_envs, SIZE)
     (state, _), actions = jax.lax.scan(step, (state, jax.random.key(2)), jnp.arange(steps))
@@ -71,7 +71,7 @@ def test_only_mixed_draws_anew_and_only_where_done(name):
     noise = make_noise(LADDERS[name], NoiseHyper())
     state = noise.init(jax.random.key(0), 8, SIZE)
     done = jnp.arange(8) % 2 == 0
-    after = noise.redraw(state, done, jax.random.key(1))
+    after = noise.resample(state, done, jax.random.key(1))
     changed = np.asarray(after.rung != state.rung)
     assert changed.tolist() == (np.asarray(done) & (name == "mixed")).tolist()
 
@@ -176,7 +176,7 @@ def test_envs_split_over_devices_keep_their_rungs():
     whole = noise.init(jax.random.key(0), 8, SIZE)
     shards = whole._replace(rung=whole.rung.reshape(4, 2), x=whole.x.reshape(4, 2, SIZE))
     axes = exploration.NoiseState(0, 0, None, None, None)
-    step = jax.vmap(noise.redraw, (axes, 0, 0), axes)
+    step = jax.vmap(noise.resample, (axes, 0, 0), axes)
     out = step(shards, jnp.ones((4, 2), bool), jax.random.split(jax.random.key(1), 4))
     np.testing.assert_array_equal(out.rung.reshape(-1), whole.rung)
 
@@ -197,7 +197,7 @@ def test_noise_is_held_and_drawn_anew_together():
     ended = jnp.zeros(64, bool).at[3].set(True)
     for t in range(12):
         before = state
-        state = noise.redraw(state, ended, jax.random.key(100 + t))
+        state = noise.resample(state, ended, jax.random.key(100 + t))
         changed = np.asarray(state.x != before.x).all(axis=1)
         expected = np.asarray(before.left <= 1) | np.asarray(ended)
         np.testing.assert_array_equal(changed, expected)

@@ -18,7 +18,7 @@ from tests.drill import disk, files, fuzz, poison, saves, soak
 from tests.drill.base import SMALL, Settings, listed
 
 from jaxtd3.agent import td3
-from jaxtd3.agent.critics import CRITICS
+from jaxtd3.agent.critics import CRITICS, c51_loss
 from jaxtd3.agent.td3 import FAULTS, fast_td3
 from jaxtd3.cli import flags
 from jaxtd3.cli import main as cli
@@ -185,10 +185,9 @@ def updated(state, agent, **more):
     return agent.update(state, batch(**more), jax.random.key(1), policy=True)[0]
 
 
-C51 = CRITICS["c51"]
 CASES = {
     "critic_loss": {"reward": jnp.nan},
-    "critic_grad_norm": {"critic": C51._replace(loss=sick_loss(C51.loss))},
+    "critic_grad_norm": {"critic": CRITICS["c51"].with_loss(sick_loss(c51_loss))},
     "critic_params": {"critic_lr": jnp.inf},
     "actor_loss": {"actor_loss": lambda *_: jnp.full((), jnp.nan)},
     "actor_grad_norm": {"actor_loss": sick_loss(td3.actor_loss)},

@@ -128,6 +128,7 @@ GROWN = {
     "config/sections.py": 33,
     "run/artifacts.py": 21,
     "cli/train.py": 41,
+    "cli/main.py": 66,  # play, robustness, new
     "replay/ring.py": 32,
     "run/nonfinite.py": 12,
     "envs/batch.py": 8,

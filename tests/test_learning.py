@@ -19,7 +19,7 @@ def learn(name, reached, seconds=math.inf, iterations=math.inf, chunk=250, **cha
     """Train by the preset until `reached(now)` or a limit; (now, seconds)."""
     program = build(jaxtd3.preset(name, profile="cpu", log_every=chunk, **changes))
     state, keys = program.start(), run_keys(program.config.run.seed)
-    compiled = program.chunk.lower(program.shapes).compile()
+    program = program._replace(chunk=program.chunk.lower(program.shapes).compile())
 
     def score():
         metrics = program.evaluate(state.agent, state.weights, keys.evaluate)
@@ -30,7 +30,7 @@ def learn(name, reached, seconds=math.inf, iterations=math.inf, chunk=250, **cha
     spent, done = 0.0, 0
     while spent < seconds and done < iterations and not reached(now):
         begin = time.perf_counter()
-        state, metrics = program.advance(state, compiled, done)
+        state, metrics = program.advance(state, done)
         jax.block_until_ready((metrics, state.env.obs))
         spent, done = spent + time.perf_counter() - begin, done + chunk
         now = score()

@@ -13,7 +13,7 @@ import jaxtd3
 from jaxtd3.agent import critics
 from jaxtd3.agent.critics import CRITICS
 from jaxtd3.config.presets import ALGORITHMS
-from jaxtd3.config.sections import AgentConfig
+from jaxtd3.config.sections import COMBINES, AgentConfig
 from jaxtd3.core.types import Batch, EnvSpec
 from jaxtd3.nets.mlp import NETWORKS, Trunk
 from test_learning import learn
@@ -39,7 +39,7 @@ def make_batch(size=8):
 # --- critics ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("combine", critics.COMBINES)
+@pytest.mark.parametrize("combine", [*COMBINES, "own"])
 def test_targets_of_all_kinds_agree_on_means(combine):
     """Distributions that are points: C51, scalars and quantiles then have the same targets."""
     values = jnp.array([[0.5], [-0.5]])  # on atoms
@@ -47,9 +47,10 @@ def test_targets_of_all_kinds_agree_on_means(combine):
     reward, discount = jnp.float32(0.25), jnp.float32(0.5)  # 0.5 and 0, on atoms again
     found = {}
     for name, outputs in (("c51", logits), ("scalar", values), ("quantile", values.repeat(5, 1))):
-        target = CRITICS[name].target(Z, outputs, reward, discount, combine)
-        found[name] = CRITICS[name].target_value(Z, target)
-        np.testing.assert_allclose(CRITICS[name].value(Z, outputs), values[:, 0], atol=1e-6)
+        critic = CRITICS[name].on(Z)
+        target = critic.target(outputs, reward, discount, combine)
+        found[name] = critic.target_value(target)
+        np.testing.assert_allclose(critic.value(outputs), values[:, 0], atol=1e-6)
     expected = {"own": [0.5, 0.0]}.get(combine, [0.0, 0.0])
     np.testing.assert_allclose(found["scalar"], expected, atol=1e-6)
     np.testing.assert_allclose(found["quantile"], expected, atol=1e-6)
@@ -67,7 +68,7 @@ def test_elementwise_minimum_of_distributions():
 
 def test_lower_mean_of_quantiles_is_one_critic_s():
     theta = jnp.array([[0.0, 1.0, 2.0], [-5.0, 1.0, 1.0]])
-    args = None, theta, jnp.float32(1.0), jnp.float32(0.5)
+    args = theta, jnp.float32(1.0), jnp.float32(0.5)
     lower = critics.quantile_target(*args, "lower-mean")
     np.testing.assert_allclose(lower, np.tile([-1.5, 1.5, 1.5], (2, 1)))
     least = critics.quantile_target(*args, "elementwise-min")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +18,7 @@ from jaxtd3.errors import UserError
 from jaxtd3.run import policy
 from jaxtd3.run.load import load as load_trained
 
+README = Path(__file__).parent.parent / "README.md"
 SIZES = {"actor_hidden": 8, "critic_hidden": 8, "num_envs": 2}
 
 
@@ -103,8 +106,23 @@ def test_shipped_policies_are_whole_and_small(name):
     assert path.stat().st_size < 2 << 20
     found = policy.read_policy(path)
     assert found.about["note"]
-    assert found.about["scores"]["eval/return"] > 0
+    assert found.about["scores"]["eval/walks"] == 1
+    assert found.about["scores"]["eval/falls"] == 0
     assert all(np.isfinite(x).all() for x in found.arrays.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "robot"), [("t1-flat", "T1"), ("g1-flat", "G1")])
+def test_the_readme_tells_what_they_do(name, robot, capsys):
+    """The command of README's table gives the figures of its row."""
+    (row,) = re.findall(rf"^\| {robot} walks.*$", README.read_text(), re.MULTILINE)
+    assert main(f"evaluate {name} --episodes 64 --seed 7 --json".split()) == 0
+    found = json.loads(capsys.readouterr().out)
+    for label, value in (("return {}", found["return"]), ("{} m/s", found["tracking_error_lin"])):
+        (shown,) = re.findall(label.format(r"([\d.]+)"), row)
+        assert abs(float(shown) - value) < 0.02 * value, label
+    assert found["falls"] == 0
+    assert found["walks"]
 
 
 def test_the_verdict_walks():

@@ -65,7 +65,7 @@ def consistent(state):
 
 
 def frequencies(state, draws=40):
-    draw = jax.jit(lambda key: prioritized.draw(state, key, CFG.batch_size))
+    draw = jax.jit(lambda key: prioritized.choose(state, key, CFG.batch_size))
     counts = np.zeros(state.p.shape)
     for i in range(draws):
         np.add.at(counts, tuple(map(np.asarray, draw(jax.random.key(i)))), 1)

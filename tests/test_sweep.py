@@ -332,9 +332,9 @@ def test_points(tmp_path):
 
 def test_log_draws_are_even_on_a_log_scale():
     r = sweep_plan.read_range("x", "log:-1e-6:-1e-2")
-    assert [r.draw(u) for u in (0, 0.5, 1)] == [-1e-2, -1e-4, -1e-6]
+    assert [r.sample(u) for u in (0, 0.5, 1)] == [-1e-2, -1e-4, -1e-6]
     linear = sweep_plan.read_range("x", "linear:-1:3")
-    assert [linear.draw(u) for u in (0, 0.5, 1)] == [-1, 1, 3]
+    assert [linear.sample(u) for u in (0, 0.5, 1)] == [-1, 1, 3]
 
 
 @pytest.mark.parametrize(

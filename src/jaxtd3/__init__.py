@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from jaxtd3.loop.step import make_train_step
     from jaxtd3.replay.ring import make_replay
     from jaxtd3.run.load import load
-    from jaxtd3.run.program import Program, build
+    from jaxtd3.run.program import Population, Program, build, build_population
     from jaxtd3.run.rollout import make_evaluate, make_measure
 
 __version__ = "0.1.0"
@@ -61,6 +61,7 @@ __all__ = [
     "Noise",
     "NoiseHyper",
     "Pendulum",
+    "Population",
     "Program",
     "Replay",
     "ReplayConfig",
@@ -70,6 +71,7 @@ __all__ = [
     "UserError",
     "batch_env",
     "build",
+    "build_population",
     "env_names",
     "fast_td3",
     "load",
@@ -106,7 +108,7 @@ _HOMES = {
     "loop.step": "make_train_step",
     "replay.ring": "make_replay",
     "run.load": "load",
-    "run.program": "Program build",
+    "run.program": "Population Program build build_population",
     "run.rollout": "make_evaluate make_measure",
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}

@@ -7,13 +7,12 @@ import re
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
 from tests.drill.base import SMALL, Drill, Life, Line
 
-from jaxtd3.agent.critics import CRITICS
+from jaxtd3.agent.critics import CRITICS, c51_loss
 from jaxtd3.agent.td3 import fast_td3
 from jaxtd3.core.types import Array, EnvStep, TrainState
 from jaxtd3.envs import register_env
@@ -60,9 +59,9 @@ def sick_gradient(x: Array, sick: Array) -> Array:
 sick_gradient.defvjp(lambda x, sick: (x, sick), lambda sick, g: (jnp.where(sick, jnp.nan, g), None))
 
 
-def sick_critic_loss(z: Array, outputs: Array, targets: Array) -> Array:
+def sick_critic_loss(outputs: Array, targets: Array) -> Array:
     """The critics' loss of one example; now and then it is finite and its gradient is not."""
-    loss = CRITICS["c51"].loss(z, outputs, targets)
+    loss = c51_loss(outputs, targets)
     return sick_gradient(loss, jnp.sin(1e4 * loss) > 0.9998)
 
 
@@ -78,10 +77,12 @@ class Watched(Session):
         return super().chunk_row(state, metrics, health)
 
 
-def watch(drill: Drill, env: str) -> tuple[Watched, dict[str, Any], float]:
+def watch(
+    drill: Drill, env: str, make_agent: Any = fast_td3
+) -> tuple[Watched, dict[str, Any], float]:
     """A watched run; its summary; the quarantined steps that its metrics count."""
     config = preset(env, profile="cpu", **(SMALL | {"iterations": ITERATIONS}))
-    session = Watched(build(config), drill.work / env, Options(video=False), Quiet())
+    session = Watched(build(config, make_agent), drill.work / env, Options(video=False), Quiet())
     summary = session.run()
     rows = read_rows(drill.work / env / "metrics.jsonl")
     return session, summary, sum(row.get("env/quarantined", 0) for row in rows)
@@ -104,9 +105,8 @@ def nan(drill: Drill) -> Iterator[Line]:
 
 def gradient(drill: Drill) -> Line:
     """Some gradients are NaN: exactly those updates are missing."""
-    kind = CRITICS["c51"]._replace(loss=sick_critic_loss)
-    with mock.patch("jaxtd3.run.program.fast_td3", partial(fast_td3, critic=kind)):
-        session, summary, _ = watch(drill, "Pendulum")
+    kind = CRITICS["c51"].with_loss(sick_critic_loss)
+    session, summary, _ = watch(drill, "Pendulum", partial(fast_td3, critic=kind))
     agent = session.last.agent
     updates, skipped = int(agent.updates), int(agent.skipped)
     tried = (ITERATIONS - SMALL["warmup"]) * SMALL["critic_updates"]

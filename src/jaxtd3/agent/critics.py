@@ -1,7 +1,7 @@
 """What a critic learns: its targets, its loss, its value. Written for ONE example; callers vmap.
 
-A `CriticKind` is a small tuple of functions. `CRITICS` lists the kinds by name; a new one, or an
-old one with another loss (`CRITICS["c51"]._replace(loss=mine)`), is a function and a row.
+A `Critic` is a small tuple of functions. `CRITICS` lists the kinds by name; a new one, or an old
+one with another loss (`CRITICS["c51"].with_loss(mine)`), is a function and a row.
 
 Axes: `N` critics, `A` outputs of each. How the critics' next values become targets, by `combine`:
 
@@ -13,6 +13,7 @@ Axes: `N` critics, `A` outputs of each. How the critics' next values become targ
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import chex
@@ -25,22 +26,31 @@ from jaxtd3.core.types import Array
 if TYPE_CHECKING:
     from jaxtd3.config.sections import AgentConfig
 
-COMBINES = ("lower-mean", "elementwise-min", "own")
+
+class Critic(NamedTuple):
+    """What critics make of their outputs."""
+
+    target: Callable[[Array, Array, Array, str], Array]
+    """target(next_outputs [N, A], reward [], discount [], combine) -> targets [N, A]"""
+    loss: Callable[[Array, Array], Array]
+    """loss(outputs [N, A], targets [N, A]) -> [], summed over critics"""
+    value: Callable[[Array], Array]
+    """value(outputs [.., A]) -> expected return [..]"""
+    target_value: Callable[[Array], Array]
+    """target_value(targets [.., A]) -> expected return [..]"""
 
 
 class CriticKind(NamedTuple):
-    """Critics as a value; `z [A]` are the atoms from v_min to v_max, for those that use them."""
+    """How wide critics are, and what they do once it is known where their atoms lie."""
 
     outputs: Callable[[AgentConfig], int]
     """outputs(cfg) -> A"""
-    target: Callable[[Array, Array, Array, Array, str], Array]
-    """target(z, next_outputs [N, A], reward [], discount [], combine) -> targets [N, A]"""
-    loss: Callable[[Array, Array, Array], Array]
-    """loss(z, outputs [N, A], targets [N, A]) -> [], summed over critics"""
-    value: Callable[[Array, Array], Array]
-    """value(z, outputs [.., A]) -> expected return [..]"""
-    target_value: Callable[[Array, Array], Array]
-    """target_value(z, targets [.., A]) -> expected return [..]"""
+    on: Callable[[Array], Critic]
+    """on(atoms [num_atoms], from v_min to v_max) -> the critic, which need not use them"""
+
+    def with_loss(self, loss: Callable[[Array, Array], Array]) -> CriticKind:
+        """The same critics with another loss."""
+        return self._replace(on=lambda z: self.on(z)._replace(loss=loss))
 
 
 def combined(y: Array, means: Array, combine: str) -> Array:
@@ -74,47 +84,46 @@ def c51_target(z: Array, logits: Array, reward: Array, discount: Array, combine:
     return jnp.broadcast_to(least / jnp.sum(least), p.shape)
 
 
-def c51_loss(z: Array, logits: Array, targets: Array) -> Array:
+def c51_loss(logits: Array, targets: Array) -> Array:
     """Cross-entropy, summed over critics: []."""
-    del z
     return jnp.sum(jax.vmap(dist.cross_entropy)(targets, logits))
 
 
-def c51_value(z: Array, logits: Array) -> Array:
-    return jax.nn.softmax(logits) @ z
-
-
-def c51_target_value(z: Array, targets: Array) -> Array:
-    return targets @ z
+def c51(z: Array) -> Critic:
+    return Critic(
+        target=partial(c51_target, z),
+        loss=c51_loss,
+        value=lambda logits: jax.nn.softmax(logits) @ z,
+        target_value=lambda targets: targets @ z,
+    )
 
 
 # --- scalar -------------------------------------------------------------------------------------
 
 
-def scalar_target(z: Array, q: Array, reward: Array, discount: Array, combine: str) -> Array:
+def scalar_target(q: Array, reward: Array, discount: Array, combine: str) -> Array:
     """r + discount * Q: [N, 1]."""
-    del z
     y = reward + discount * q
     return combined(y, y[:, 0], combine)
 
 
-def scalar_loss(z: Array, q: Array, targets: Array) -> Array:
+def scalar_loss(q: Array, targets: Array) -> Array:
     """Squared error, summed over critics: []."""
-    del z
     return jnp.sum((q - targets) ** 2)
 
 
-def scalar_value(z: Array, q: Array) -> Array:
-    del z
+def scalar_value(q: Array) -> Array:
     return q[..., 0]
+
+
+SCALAR = Critic(scalar_target, scalar_loss, scalar_value, scalar_value)
 
 
 # --- quantiles ----------------------------------------------------------------------------------
 
 
-def quantile_target(z: Array, theta: Array, reward: Array, discount: Array, combine: str) -> Array:
+def quantile_target(theta: Array, reward: Array, discount: Array, combine: str) -> Array:
     """r + discount * theta, quantile by quantile: [N, A]."""
-    del z
     y = reward + discount * theta
     return combined(y, jnp.mean(y, axis=1), combine)
 
@@ -129,21 +138,19 @@ def quantile_huber(theta: Array, targets: Array) -> Array:
     return jnp.sum(jnp.mean(jnp.abs(tau[:, None] - (u < 0)) * huber, axis=1))
 
 
-def quantile_loss(z: Array, theta: Array, targets: Array) -> Array:
+def quantile_loss(theta: Array, targets: Array) -> Array:
     """`quantile_huber`, summed over critics: []."""
-    del z
     return jnp.sum(jax.vmap(quantile_huber)(theta, targets))
 
 
-def quantile_value(z: Array, theta: Array) -> Array:
-    del z
+def quantile_value(theta: Array) -> Array:
     return jnp.mean(theta, axis=-1)
 
 
+QUANTILE = Critic(quantile_target, quantile_loss, quantile_value, quantile_value)
+
 CRITICS: dict[str, CriticKind] = {
-    "c51": CriticKind(lambda cfg: cfg.num_atoms, c51_target, c51_loss, c51_value, c51_target_value),
-    "scalar": CriticKind(lambda cfg: 1, scalar_target, scalar_loss, scalar_value, scalar_value),
-    "quantile": CriticKind(
-        lambda cfg: cfg.num_atoms, quantile_target, quantile_loss, quantile_value, quantile_value
-    ),
+    "c51": CriticKind(lambda cfg: cfg.num_atoms, c51),
+    "scalar": CriticKind(lambda cfg: 1, lambda z: SCALAR),
+    "quantile": CriticKind(lambda cfg: cfg.num_atoms, lambda z: QUANTILE),
 }

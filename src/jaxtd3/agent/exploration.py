@@ -16,33 +16,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxtd3.config.sections import FOREVER, LoopConfig
+from jaxtd3.config.sections import LoopConfig, hyper_type
 from jaxtd3.core.types import Array, Noise
 
 
-class NoiseHyper(NamedTuple):
-    """Traced settings, all scalars."""
-
-    sigma_min: Array | float = 0.001
-    sigma_max: Array | float = 0.4
-    alpha: Array | float = 7.0  # steepness of the geometric ladder
-    decay: Array | float = 1.0  # share of sigma that is left at the end
-    steps: Array | float = 1.0  # environment steps until then
-    correlation: Array | float = 0.0  # of x from one step to the next
-    white: Array | float = 0.0  # standard deviation of white noise beside correlated noise
-
-
-def noise_hyper(cfg: LoopConfig) -> NoiseHyper:
-    """The traced settings of a config; without a length there is no decay."""
-    return NoiseHyper(
-        sigma_min=cfg.sigma_min,
-        sigma_max=cfg.sigma_max,
-        alpha=cfg.noise_alpha,
-        decay=cfg.noise_decay,
-        steps=FOREVER if cfg.noise_steps is None else cfg.noise_steps,
-        correlation=cfg.noise_correlation,
-        white=cfg.sigma_white,
-    )
+class NoiseHyper(hyper_type(LoopConfig)):  # type: ignore[misc]
+    """Traced settings of the noise, all scalars: sigma_min, sigma_max, alpha (steepness of the
+    geometric ladder), decay (share of sigma left at the end), steps (until then), correlation (of x
+    from step to step), white (sigma of white noise beside it)."""
 
 
 class NoiseState(NamedTuple):
@@ -63,7 +44,7 @@ class Ladder(NamedTuple):
     """rungs(key, num_envs) -> place of each on the ladder, in [0, 1]: [E]"""
     sigma: Callable[[Array, NoiseHyper], Array]
     """sigma(rung [E], hyper) -> [E]"""
-    redraw: bool = False
+    resample: bool = False
     """An environment takes a new rung when its episode ends."""
 
 
@@ -93,7 +74,7 @@ def geometric(rung: Array, h: NoiseHyper) -> Array:
 
 
 LADDERS: dict[str, Ladder] = {
-    "mixed": Ladder(random_rungs, linear, redraw=True),  # FastTD3: U(min, max) per episode
+    "mixed": Ladder(random_rungs, linear, resample=True),  # FastTD3: U(min, max) per episode
     "constant": Ladder(top_rung, linear),  # sigma_max everywhere
     "linear": Ladder(even_rungs, linear),  # PQL: min ... max over the environments
     "geometric": Ladder(even_rungs, geometric),  # Ape-X: every actor its own eps
@@ -140,7 +121,7 @@ def make_noise(ladder: Ladder, hyper: NoiseHyper, hold: int = 0) -> Noise:
             x=x,
             left=left,
             age=jnp.zeros(()),
-            hyper=NoiseHyper(*(jnp.float32(value) for value in hyper)),
+            hyper=jax.tree.map(jnp.float32, hyper),
         )
 
     def apply(state: NoiseState, action: Array, key: Array) -> Array:
@@ -150,7 +131,7 @@ def make_noise(ladder: Ladder, hyper: NoiseHyper, hold: int = 0) -> Noise:
         noise = sigma * state.x + state.hyper.white * white if correlated else sigma * white
         return jnp.clip(action + noise, -1.0, 1.0)
 
-    def redraw(state: NoiseState, done: Array, key: Array) -> NoiseState:
+    def resample(state: NoiseState, done: Array, key: Array) -> NoiseState:
         state = state._replace(age=state.age + 1)
         if hold:
             key, key_x, key_left = jax.random.split(key, 3)
@@ -166,12 +147,12 @@ def make_noise(ladder: Ladder, hyper: NoiseHyper, hold: int = 0) -> Noise:
             rho = jnp.where(done, 0.0, state.hyper.correlation)[:, None]
             fresh = jax.random.normal(key_x, state.x.shape)
             state = state._replace(x=rho * state.x + jnp.sqrt(1 - rho**2) * fresh)
-        if ladder.redraw:
+        if ladder.resample:
             rung = ladder.rungs(key, done.shape[0])
             state = state._replace(rung=jnp.where(done, rung, state.rung))
         return state
 
-    return Noise(init, apply, redraw)
+    return Noise(init, apply, resample)
 
 
 class WarmupState(NamedTuple):
@@ -191,14 +172,14 @@ def random_warmup(noise: Noise, steps: int) -> Noise:
         noisy = noise.apply(state.inner, action, key_noise)
         return jnp.where(state.left > 0, uniform, noisy)
 
-    def redraw(state: WarmupState, done: Array, key: Array) -> WarmupState:
-        return WarmupState(noise.redraw(state.inner, done, key), jnp.maximum(state.left - 1, 0))
+    def resample(state: WarmupState, done: Array, key: Array) -> WarmupState:
+        return WarmupState(noise.resample(state.inner, done, key), jnp.maximum(state.left - 1, 0))
 
-    return Noise(init, apply, redraw)
+    return Noise(init, apply, resample)
 
 
 def with_hyper(state: Any, hyper: NoiseHyper) -> Any:
     """The noise state under other settings, for a run that is resumed with them."""
     if isinstance(state, WarmupState):
         return state._replace(inner=with_hyper(state.inner, hyper))
-    return state._replace(hyper=NoiseHyper(*(jnp.float32(value) for value in hyper)))
+    return state._replace(hyper=jax.tree.map(jnp.float32, hyper))

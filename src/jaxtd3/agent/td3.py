@@ -19,37 +19,16 @@ from jax.flatten_util import ravel_pytree
 
 from jaxtd3.agent import distributional as dist
 from jaxtd3.agent import normalize as norm
-from jaxtd3.agent.critics import CRITICS, CriticKind
+from jaxtd3.agent.critics import CRITICS, Critic, CriticKind
 from jaxtd3.agent.optim import adamw, all_finite, as_vector, cosine, polyak, select, step_params
-from jaxtd3.config.sections import FOREVER, AgentConfig
+from jaxtd3.config.sections import AgentConfig, hyper_type, hyper_values
 from jaxtd3.core.sharding import mean_over
 from jaxtd3.core.types import Agent, Array, Batch, EnvSpec, Health, Metrics, Transition
 from jaxtd3.nets.mlp import NETWORKS, Networks
 
 
-class Hyper(NamedTuple):
-    """Traced hyper-parameters, all scalars."""
-
-    gamma: Array
-    v_min: Array
-    v_max: Array
-    tau: Array
-    actor_lr: Array
-    actor_lr_end: Array
-    critic_lr: Array
-    critic_lr_end: Array
-    weight_decay: Array
-    policy_noise: Array
-    noise_clip: Array
-    schedule_updates: Array
-
-
-def agent_hyper(cfg: AgentConfig) -> Hyper:
-    """The traced settings of a config; without a length learning rates stay as they begin."""
-    values = {name: getattr(cfg, name) for name in Hyper._fields}
-    if cfg.schedule_updates is None:
-        values["schedule_updates"] = FOREVER
-    return Hyper(**{name: jnp.float32(value) for name, value in values.items()})
+class Hyper(hyper_type(AgentConfig)):  # type: ignore[misc]
+    """Traced settings of the agent, all scalars: gamma, tau, learning rates, ..."""
 
 
 class AgentState(struct.PyTreeNode):
@@ -172,7 +151,7 @@ def fast_td3(
             critic_opt=opt.init(as_vector(critic)),
             obs_stats=norm.init_stats(spec.frame_width),
             return_stats=norm.init_return_stats(),
-            hyper=agent_hyper(cfg),
+            hyper=jax.tree.map(jnp.float32, hyper_values(Hyper, cfg)),
             updates=jnp.zeros((), jnp.int32),
             skipped=jnp.zeros((), jnp.int32),
             bad_streak=jnp.zeros(2, jnp.int32),
@@ -194,8 +173,8 @@ def fast_td3(
             state = state.replace(return_stats=returns)
         return state
 
-    def atoms(state: AgentState) -> Array:
-        return dist.support(state.hyper.v_min, state.hyper.v_max, cfg.num_atoms)
+    def critic_of(state: AgentState) -> Critic:
+        return kind.on(dist.support(state.hyper.v_min, state.hyper.v_max, cfg.num_atoms))
 
     def make_targets(state: AgentState, batch: Batch, key: Array) -> Array:
         """What the critics learn of a batch: [B, N, A]."""
@@ -206,14 +185,14 @@ def fast_td3(
         next_action += jnp.clip(noise, -h.noise_clip, h.noise_clip)
         next_action = jnp.clip(next_action, -1.0, 1.0)
         outputs = nets.critic(state.target, spec.critic_obs(batch.next_obs), next_action)
-        return jax.vmap(kind.target, in_axes=(None, 1, 0, 0, None))(
-            atoms(state), outputs, batch.reward, batch.discount, combine
+        return jax.vmap(critic_of(state).target, in_axes=(1, 0, 0, None))(
+            outputs, batch.reward, batch.discount, combine
         )
 
     def difference(state: AgentState, outputs: Array, targets: Array) -> Array:
         """|TD error|, mean over the critics: [B]."""
-        z = atoms(state)
-        return jnp.mean(jnp.abs(kind.value(z, outputs) - kind.target_value(z, targets).T), axis=0)
+        q = critic_of(state)
+        return jnp.mean(jnp.abs(q.value(outputs) - q.target_value(targets).T), axis=0)
 
     def descend(
         state: AgentState,
@@ -241,17 +220,17 @@ def fast_td3(
     def update_critic(
         state: AgentState, batch: Batch, key: Array
     ) -> tuple[AgentState, Metrics, Array]:
-        h, z = state.hyper, atoms(state)
+        h, q = state.hyper, critic_of(state)
         targets = make_targets(state, batch, key)
         obs = spec.critic_obs(batch.obs)
 
         def loss_fn(params: Any) -> tuple[Array, Array]:
             outputs = nets.critic(params, obs, batch.action)
-            loss = jax.vmap(kind.loss, in_axes=(None, 1, 0))(z, outputs, targets)
+            loss = jax.vmap(q.loss, in_axes=(1, 0))(outputs, targets)
             return jnp.mean(batch.weight * loss), difference(state, outputs, targets)
 
         (loss, td_error), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.critic)
-        value, weight = jnp.mean(kind.target_value(z, targets)), jnp.mean(batch.weight)
+        value, weight = jnp.mean(q.target_value(targets)), jnp.mean(batch.weight)
         loss, grads, value, weight = pmean((loss, as_vector(grads), value, weight))
         lr = cosine(h.critic_lr, h.critic_lr_end, state.updates / h.schedule_updates)
         state, step = descend(state, 0, state.critic, state.critic_opt, loss, grads, weight, lr)
@@ -265,12 +244,12 @@ def fast_td3(
         return state, metrics, td_error
 
     def update_actor(state: AgentState, batch: Batch) -> tuple[AgentState, Metrics]:
-        h, z = state.hyper, atoms(state)
+        h, q = state.hyper, critic_of(state)
         actor_in, critic_in = spec.actor_obs(batch.obs), spec.critic_obs(batch.obs)
 
         def loss_fn(params: Any) -> Array:
             outputs = nets.critic(state.critic, critic_in, nets.actor(params, actor_in))
-            return actor_loss(kind.value(z, outputs), batch.weight, cfg.cdq)
+            return actor_loss(q.value(outputs), batch.weight, cfg.cdq)
 
         loss, grads = jax.value_and_grad(loss_fn)(state.actor)
         loss, grads, weight = pmean((loss, as_vector(grads), jnp.mean(batch.weight)))

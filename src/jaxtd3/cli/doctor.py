@@ -47,7 +47,7 @@ def precision() -> Finding:
     worst = float(np.max(np.abs(got - np.einsum("bij,bj->b", a.astype(float), x))))
     flags = os.environ.get("XLA_FLAGS", "")
     found = f"error {worst:.1e} of a batched product; XLA_FLAGS {flags or 'not set'}"
-    return Finding("precision", worst < 1e-2, found, "start through `jaxtd3`, which sets XLA_FLAGS")
+    return Finding("precision", worst < 1e-2, found, "import jaxtd3 before anything starts JAX")
 
 
 def cache() -> Finding:

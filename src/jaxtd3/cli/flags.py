@@ -7,7 +7,7 @@ import dataclasses
 import io
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from jaxtd3.config.sections import SECTIONS
 from jaxtd3.errors import UserError, nearest
@@ -20,28 +20,24 @@ TITLES = {"env": "environment", "agent": "learner"}  # of the groups in --help, 
 
 T = TypeVar("T")
 TRUE, FALSE = ("True", "true", "on", "1"), ("False", "false", "off", "0")
-KINDS = {"int": int, "float": float, "bool": bool, "str": str}
 
 
 def section_class(section: str, values: Mapping[str, Any]) -> type:
     """The section as a dataclass of flags: the same names, `values` shown, nothing validated."""
     import tyro
 
-    members = []
+    members, kinds = [], get_type_hints(SECTIONS[section])
     for f in dataclasses.fields(SECTIONS[section]):
         if f.name in HIDDEN.get(section, ()):
             continue
-        text = str(f.type)
-        choices = re.findall(r"'([^']*)'|\"([^\"]*)\"", text) if text.startswith("Literal") else []
-        names = [a or b for a, b in choices]
-        kind: Any = KINDS["str" if names else text.split(" ")[0]]
-        if text.endswith("| None"):
-            kind = kind | None
+        kind: Any = kinds[f.name]
         value = values.get(f.name, f.default)
         shown = {True: "on", False: "off"}[value] if kind is bool else value
-        metavar = "{" + ",".join(names) + "}" if names else None
-        if f.default is None:
-            metavar = text.split(" ")[0].upper()
+        metavar = None
+        if get_origin(kind) is Literal:
+            kind, metavar = str, "{" + ",".join(get_args(kind)) + "}"
+        elif f.default is None:
+            metavar = get_args(kind)[0].__name__.upper()
         extra = tyro.conf.arg(
             help=f.metadata["help"],
             help_behavior_hint="" if value is None else f"({shown})",

@@ -41,7 +41,7 @@ def sweep_command(args: Sweep, given: Mapping[str, Any]) -> int:
         results = run(config, space, notes, run_dir, args, saved, ui)
         line = last_line(results, run_dir)
     finally:
-        ui.finish(line)
+        ui.close(line)
     if args.json:
         import json
 
@@ -155,14 +155,14 @@ def run(
     from jaxtd3.cli.train import describe
     from jaxtd3.envs.metrics import choose_metric, load_metric
     from jaxtd3.sweep.plan import check_names
-    from jaxtd3.sweep.waves import build
+    from jaxtd3.sweep.waves import load_sweep
 
     ui.update(title=f"{config.env.name} · sweep")
     ui.stage("loading")
     asked = [name for name in (args.metric, *args.pareto) if name and ":" in name]
     extra = dict(load_metric(name) for name in asked)
-    program = build(config, extra)
-    check_names(space, program.env.spec, config)
+    program = load_sweep(config, extra)
+    check_names(space, program.parts.env.spec, config)
     own = lambda name: name.partition(":")[2] if name and ":" in name else name  # noqa: E731
     metric = choose_metric(own(args.metric), program.metrics)
     pair = [choose_metric(own(name), program.metrics) for name in args.pareto]

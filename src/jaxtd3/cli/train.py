@@ -62,7 +62,7 @@ def train_one(
         summary = run(config, notes, run_dir, args, ui, program)
         line = last_line(summary, run_dir)
     finally:
-        ui.finish(line)
+        ui.close(line)
     return summary
 
 

@@ -1,6 +1,8 @@
 """The settings of a run, section by section. A field says once what it is:
 
     traced    a number inside the compiled program: members of a population may differ in it
+    symbol    the name of that number in its section's NamedTuple (default: the field's own); a
+              field that has one is a number of the program even where it is kept
     kept      a resumed run cannot change it: it shapes the state, or decides what it means
     derived   None until the program is built: then as many of these as the whole run has
 
@@ -12,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
+from collections import namedtuple
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -22,9 +25,11 @@ FOREVER = 1e30
 """Steps or updates of a schedule without a length: it stays where it begins."""
 
 
-def about(help: str, traced: bool = False, kept: bool = False, derived: str = "") -> dict[str, Any]:
+def about(
+    help: str, traced: bool = False, kept: bool = False, derived: str = "", symbol: str = ""
+) -> dict[str, Any]:
     """What is known of a field beside its type and default."""
-    return {"help": help, "traced": traced, "kept": kept, "derived": derived}
+    return {"help": help, "traced": traced, "kept": kept, "derived": derived, "symbol": symbol}
 
 
 def setting(default: Any, help: str, **more: Any) -> Any:
@@ -40,6 +45,7 @@ def table_names(module: str, table: str, *known: str) -> Collection[str]:
 
 # The parts that the package has (a test compares them with the tables themselves).
 CRITICS = ("c51", "scalar", "quantile")
+COMBINES = ("lower-mean", "elementwise-min")
 NETWORKS = ("mlp", "simnorm", "simbav2")
 ACTIVATIONS = ("relu", "elu", "silu")
 LADDERS = ("mixed", "constant", "linear", "geometric")
@@ -339,7 +345,7 @@ class AgentConfig:
             {
                 "compute": ("auto", "f32", "bf16"),
                 "critic": table_names("jaxtd3.agent.critics", "CRITICS", *CRITICS),
-                "cdq_target": ("lower-mean", "elementwise-min"),
+                "cdq_target": COMBINES,
                 "network": table_names("jaxtd3.nets.mlp", "NETWORKS", *NETWORKS),
                 "activation": table_names("jaxtd3.nets.mlp", "ACTIVATIONS", *ACTIVATIONS),
                 "simnorm_in": ("actor", "critic", "both"),
@@ -388,17 +394,21 @@ class ReplayConfig:
         "Draw by priority (Ape-X): what surprised the learner comes more often.",
         kept=True,
     )
-    priority_alpha: float = setting(0.6, "Priority = |TD error|^alpha.", kept=True)
+    priority_alpha: float = setting(0.6, "Priority = |TD error|^alpha.", kept=True, symbol="alpha")
     priority_beta: float = setting(
         0.4,
         "Importance weights are (n P)^-beta: 1 undoes the preference for surprises.",
         traced=True,
+        symbol="beta",
     )
-    priority_beta_end: float = setting(1.0, "Beta at the end of its linear schedule.", traced=True)
+    priority_beta_end: float = setting(
+        1.0, "Beta at the end of its linear schedule.", traced=True, symbol="beta_end"
+    )
     priority_steps: int | None = setting(
         None,
         "Environment steps over which beta goes from start to end (default: the whole run).",
         traced=True,
+        symbol="steps",
         derived="collect_steps",
     )
     priority_new: str = setting(
@@ -454,22 +464,27 @@ class LoopConfig:
     )
     sigma_min: float = setting(0.001, "Lowest exploration noise.", traced=True)
     sigma_max: float = setting(0.4, "Highest exploration noise.", traced=True)
-    noise_alpha: float = setting(7.0, "Steepness of the geometric ladder.", traced=True)
+    noise_alpha: float = setting(
+        7.0, "Steepness of the geometric ladder.", traced=True, symbol="alpha"
+    )
     noise_decay: float = setting(
         1.0,
         "Share of the exploration noise that is left at the end (1: no decay).",
         traced=True,
+        symbol="decay",
     )
     noise_steps: int | None = setting(
         None,
         "Environment steps over which the noise decays, linearly (default: the whole run).",
         traced=True,
+        symbol="steps",
         derived="collect_steps",
     )
     noise_correlation: float = setting(
         0.0,
         "Correlation of exploration noise from step to step (0: white; 1: held for the episode).",
         kept=True,
+        symbol="correlation",
     )
     noise_hold: int = setting(
         0,
@@ -477,7 +492,9 @@ class LoopConfig:
         "probability proportional to 1 / k^2 (0: off).",
         kept=True,
     )
-    sigma_white: float = setting(0.0, "White noise beside the correlated noise.", traced=True)
+    sigma_white: float = setting(
+        0.0, "White noise beside the correlated noise.", traced=True, symbol="white"
+    )
     curriculum: int = setting(
         0,
         "Iterations over which reward terms of negative weight grow from nothing to their full "
@@ -569,6 +586,28 @@ def fields_with(what: str) -> dict[str, Any]:
         for f in dataclasses.fields(cls)
         if f.metadata[what]
     }
+
+
+def hyper_fields(section: type) -> dict[str, dataclasses.Field]:
+    """The fields of a section that are numbers of the compiled program, by their symbols."""
+    found = (f for f in dataclasses.fields(section) if f.metadata["traced"] or f.metadata["symbol"])
+    return {f.metadata["symbol"] or f.name: f for f in found}
+
+
+def number(value: float | None) -> float:
+    """A setting as a number: the length of a schedule that has none is FOREVER."""
+    return FOREVER if value is None else value
+
+
+def hyper_type(section: type) -> Any:
+    """The NamedTuple of a section's numbers; their defaults are the settings' own."""
+    known = hyper_fields(section)
+    return namedtuple("Hyper", known, defaults=[number(f.default) for f in known.values()])
+
+
+def hyper_values(kind: Any, cfg: Any) -> Any:
+    """The numbers of a section as `kind`, a subclass of `hyper_type(type(cfg))`."""
+    return kind(*(number(getattr(cfg, f.name)) for f in hyper_fields(type(cfg)).values()))
 
 
 TRACED, KEPT = frozenset(fields_with("traced")), frozenset(fields_with("kept"))

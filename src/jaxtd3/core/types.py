@@ -266,5 +266,5 @@ class Noise(NamedTuple):
     """init(key, num_envs, action_size) -> noise_state"""
     apply: Callable[[Any, Array, Array], Array]
     """apply(noise_state, action [E, U], key) -> noisy action, clipped to [-1, 1]"""
-    redraw: Callable[[Any, Array, Array], Any]
-    """redraw(noise_state, done [E], key) -> noise_state, once after every step"""
+    resample: Callable[[Any, Array, Array], Any]
+    """resample(noise_state, done [E], key) -> noise_state, once after every step"""

@@ -99,11 +99,11 @@ def load_robot(env_name: str) -> Any:
     """Playground's environment, for its model and settings alone: nothing of it is traced."""
     from mujoco_playground import registry
 
-    from jaxtd3.envs.playground.adapter import on_own_device
+    from jaxtd3.envs.playground.adapter import on_own_device, playground_names
     from jaxtd3.envs.playground.meshes import menagerie_for
 
     kind_of(env_name)
-    if env_name not in registry.ALL_ENVS:
+    if env_name not in playground_names():
         raise UserError(f"Playground has no environment {env_name}")
     config = registry.get_default_config(env_name)
     with menagerie_for(env_name), on_own_device():

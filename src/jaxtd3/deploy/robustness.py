@@ -94,7 +94,7 @@ def evaluate_worlds(
     """Run `episodes` in every world, all at once; `progress` hears the share that is done."""
     about = controller.about
     steps = max(1, round(seconds / about["dt"]))
-    starts = draw_starts(about, model, episodes, seed)
+    starts = sample_starts(about, model, episodes, seed)
     tiled = Starts(*(np.tile(x, (len(worlds), 1)) for x in starts))
     each = [world for world in worlds for _ in range(episodes)]  # [N]
     group = Episodes(controller, prepare_model(model), each, tiled, seed, threads)
@@ -111,7 +111,7 @@ def evaluate_worlds(
     ]
 
 
-def draw_starts(about: Any, model: mujoco.MjModel, episodes: int, seed: int) -> Starts:
+def sample_starts(about: Any, model: mujoco.MjModel, episodes: int, seed: int) -> Starts:
     """Starts as the environment draws them; an episode's does not depend on how many there are."""
     home = model.key(about["keyframe"]).qpos
     low, high = (np.asarray(about["command"][k]) for k in ("low", "high"))

@@ -257,7 +257,7 @@ class MujocoTask(TaskTables):
             last = jnp.zeros(self.mj_model.nu)
             info = {"rng": raw_key(key), "last_action": last}
             if self.command:
-                info["command"] = self._draw_command(key_command)
+                info["command"] = self._sample_command(key_command)
             info |= self.remember(View(self.robot, data, info, last))
             obs = self._observe(View(self.robot, data, info, last), key_noise)
         return Inner(data, info), model, obs
@@ -298,7 +298,7 @@ class MujocoTask(TaskTables):
             parts.append(x)
         return jnp.concatenate(parts)
 
-    def _draw_command(self, key: Array) -> Array:
+    def _sample_command(self, key: Array) -> Array:
         """[C]."""
         low, high = np.array(self.command_ranges, np.float32).reshape(-1, 2).T
         key_value, key_zero = jax.random.split(key)
@@ -310,7 +310,7 @@ class MujocoTask(TaskTables):
             return command
         key_when, key_new = jax.random.split(key)
         due = jax.random.bernoulli(key_when, min(1.0, self.control_dt / self.command_every))
-        return jnp.where(due, self._draw_command(key_new), command)
+        return jnp.where(due, self._sample_command(key_new), command)
 
     def _pushed(self, data: Any, key: Array) -> Any:
         if not self._push:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from jaxtd3.agent import exploration
 from jaxtd3.agent.normalize import discounted_return
-from jaxtd3.config.sections import LoopConfig
+from jaxtd3.config.sections import LoopConfig, hyper_values
 from jaxtd3.core.sharding import local_key
 from jaxtd3.core.types import (
     Agent,
@@ -42,7 +42,8 @@ class TrainFns(NamedTuple):
 def make_noise(cfg: LoopConfig) -> Noise:
     """The exploration noise that a config describes."""
     ladder = exploration.LADDERS[cfg.noise]
-    noise = exploration.make_noise(ladder, exploration.noise_hyper(cfg), cfg.noise_hold)
+    hyper = hyper_values(exploration.NoiseHyper, cfg)
+    noise = exploration.make_noise(ladder, hyper, cfg.noise_hold)
     steps = cfg.warmup * cfg.collect_steps
     return exploration.random_warmup(noise, steps) if cfg.warmup_random else noise
 
@@ -58,16 +59,16 @@ def make_learn(agent: Agent, replay: Replay, cfg: LoopConfig) -> Callable[..., A
         policy learns where the plan says True."""
         learning = state.iteration >= cfg.warmup
 
-        def draw(ring: Any, key: Array) -> Batch:
+        def sample_batch(ring: Any, key: Array) -> Batch:
             batch = replay.sample(ring, key, agent.discount(state.agent), weights)
             return batch._replace(weight=jnp.where(learning, batch.weight, 0.0))
 
-        def draw_all(keys: Array) -> list[Batch]:
+        def sample_all(keys: Array) -> list[Batch]:
             """A batch for each key, drawn in a loop of its own: in one block with the write of new
             data XLA repeats that write in every read, and copies the ring for it. (A loop of one
             is no loop to XLA, so a lone key is drawn twice.)"""
             keys = keys if len(plan) > 1 else jnp.concatenate([keys, keys])
-            batches = jax.lax.map(lambda k: draw(state.replay, k), keys)
+            batches = jax.lax.map(lambda k: sample_batch(state.replay, k), keys)
             return [jax.tree.map(lambda x, i=i: x[i], batches) for i in range(len(pattern))]
 
         def one(carry: Any, batch: Batch, key: Array, policy: bool) -> tuple[Any, Metrics]:
@@ -84,11 +85,11 @@ def make_learn(agent: Agent, replay: Replay, cfg: LoopConfig) -> Callable[..., A
             key_sample, key_update = jax.random.split(key)
             keys_sample = jax.random.split(key_sample, len(pattern))
             keys_update = jax.random.split(key_update, len(pattern))
-            batches = draw_all(keys_sample) if prioritize is None else None
+            batches = sample_all(keys_sample) if prioritize is None else None
             history = []
             for i, policy in enumerate(pattern):
                 # what one update learns decides what the next one draws from a prioritised ring
-                batch = batches[i] if batches else draw(carry[1], keys_sample[i])
+                batch = batches[i] if batches else sample_batch(carry[1], keys_sample[i])
                 carry, metrics = one(carry, batch, keys_update[i], policy)
                 history.append(metrics)
             return carry, merge_metrics(history)
@@ -152,7 +153,7 @@ def make_train_step(
 
     def collect(state: TrainState, key: Array, weights: Array) -> tuple[TrainState, Metrics]:
         """One step of every environment into the ring."""
-        key_noise, key_env, key_redraw, key_priority = jax.random.split(key, 4)
+        key_noise, key_env, key_resample, key_priority = jax.random.split(key, 4)
         action = agent.act(state.agent, state.env.obs)
         action = explore.apply(state.noise, action, key_noise)
         env_state, tr, metrics = env.step(state.env, action, key_env, weights)
@@ -162,7 +163,7 @@ def make_train_step(
             agent=agent.observe(state.agent, tr, discounted),
             replay=replay.add(state.replay, tr),
             env=env_state,
-            noise=explore.redraw(state.noise, tr.done, key_redraw),
+            noise=explore.resample(state.noise, tr.done, key_resample),
             discounted=discounted,
         )
         return prioritize_new(state, key_priority, weights), metrics

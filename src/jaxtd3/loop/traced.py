@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
-from jaxtd3.agent.exploration import NoiseHyper, noise_hyper, with_hyper
-from jaxtd3.agent.td3 import Hyper, agent_hyper
+from jaxtd3.agent.exploration import NoiseHyper, with_hyper
+from jaxtd3.agent.td3 import Hyper
 from jaxtd3.config.config import Config
+from jaxtd3.config.sections import hyper_values
 from jaxtd3.core.types import Array, EnvSpec, TrainState
 from jaxtd3.envs.batch import reward_weights
-from jaxtd3.replay.prioritized import PrioritizedState, PriorityHyper, priority_hyper
+from jaxtd3.replay.prioritized import PrioritizedState, PriorityHyper
 
 
 class Traced(NamedTuple):
@@ -29,12 +31,13 @@ class Traced(NamedTuple):
 def traced_values(config: Config, spec: EnvSpec) -> Traced:
     """The traced settings of a config."""
     config = config.resolved()
-    return Traced(
-        agent=agent_hyper(config.agent),
+    values = Traced(
+        agent=hyper_values(Hyper, config.agent),
         weights=reward_weights(spec, config.env.weights),
-        noise=NoiseHyper(*(jnp.float32(value) for value in noise_hyper(config.loop))),
-        priority=priority_hyper(config.replay),
+        noise=hyper_values(NoiseHyper, config.loop),
+        priority=hyper_values(PriorityHyper, config.replay),
     )
+    return jax.tree.map(jnp.float32, values)
 
 
 def retune(state: TrainState, values: Traced) -> TrainState:

@@ -14,13 +14,12 @@ yet) and loses it when it is overwritten; quarantined steps never get one.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxtd3.config.sections import FOREVER, ReplayConfig
+from jaxtd3.config.sections import ReplayConfig, hyper_type, hyper_values
 from jaxtd3.core.types import Array, Batch, EnvSpec, Replay, Transition
 from jaxtd3.replay import ring as uniform
 from jaxtd3.replay.ring import INVALID, ReplayState
@@ -28,13 +27,8 @@ from jaxtd3.replay.ring import INVALID, ReplayState
 EPS = 1e-3  # keeps every priority above 0 and every weight finite
 
 
-class PriorityHyper(NamedTuple):
-    """Traced settings, all scalars."""
-
-    alpha: Array
-    beta: Array
-    beta_end: Array
-    steps: Array
+class PriorityHyper(hyper_type(ReplayConfig)):  # type: ignore[misc]
+    """Traced settings of priorities, all scalars: alpha, beta, beta_end, steps."""
 
 
 class PrioritizedState(struct.PyTreeNode):
@@ -84,15 +78,8 @@ def init(spec: EnvSpec, cfg: ReplayConfig, num_envs: int) -> PrioritizedState:
         count=jnp.zeros((blocks, num_envs)),
         top=jnp.ones(()),
         age=jnp.zeros(()),
-        hyper=priority_hyper(cfg),
+        hyper=jax.tree.map(jnp.float32, hyper_values(PriorityHyper, cfg)),
     )
-
-
-def priority_hyper(cfg: ReplayConfig) -> PriorityHyper:
-    """The traced settings of a config; without a length beta stays as it begins."""
-    steps = FOREVER if cfg.priority_steps is None else cfg.priority_steps
-    values = (cfg.priority_alpha, cfg.priority_beta, cfg.priority_beta_end, steps)
-    return PriorityHyper(*map(jnp.float32, values))
 
 
 # --- writing ------------------------------------------------------------------------------------
@@ -198,7 +185,7 @@ def pick(key: Array, p: Array) -> Array:
     return jnp.minimum(chosen, last)
 
 
-def draw(state: PrioritizedState, key: Array, size: int) -> tuple[Array, Array]:
+def choose(state: PrioritizedState, key: Array, size: int) -> tuple[Array, Array]:
     """`size` steps in proportion to their priorities: (row [B], env [B])."""
     key_env, key_block, key_row = jax.random.split(key, 3)
     rows = state.p.shape[0] // state.sums.shape[0]
@@ -228,7 +215,7 @@ def sample(
     all of them together would draw with P(i) = p_i / total: the weight has the factor
     P / (P_s / shards), and the expectation is that of one ring.
     """
-    row, env = draw(state, key, cfg.batch_size)
+    row, env = choose(state, key, cfg.batch_size)
     length = state.ring.obs.shape[0]
     offset = (row - (state.ring.head - state.ring.size)) % length
     batch = uniform.windows(state.ring, offset, env, gamma, spec, cfg, weights)

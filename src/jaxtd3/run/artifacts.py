@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,11 +24,25 @@ from jaxtd3.loop.step import make_learn, update_plan
 from jaxtd3.output.logs import dumps
 from jaxtd3.output.rundir import CRASH_FILE, POLICY_FILE, SUMMARY_FILE, VIDEO_FILE
 from jaxtd3.run.checkpoint import state_sha256
-
-if TYPE_CHECKING:
-    from jaxtd3.run.session import Session
+from jaxtd3.run.program import Program, run_keys
+from jaxtd3.run.progress import Progress
 
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "mujoco", "mujoco-mjx", "playground")
+
+
+class Snapshot(NamedTuple):
+    """A run at one moment, beside its state."""
+
+    program: Program
+    run_dir: Path
+    ui: Progress
+    seconds: dict[str, float]  # by what they went to
+    start_seconds: float
+    iteration: int
+    env_steps: int
+    first: float | None  # the return of the weights it began with
+    rows: list[dict[str, Any]]  # those with an evaluation of trained weights
+    error: str | None
 
 
 def chunk_row(metrics: dict[str, float]) -> dict[str, float]:
@@ -64,12 +78,12 @@ def seconds_to_return(rows: list[dict[str, Any]]) -> dict[str, float]:
     return {f"{t:g}": next(s for s, r in curve if r >= t) for t in levels}
 
 
-def summarize(session: Session, state: TrainState | None, status: str) -> dict[str, Any]:
+def summarize(run: Snapshot, state: TrainState | None, status: str) -> dict[str, Any]:
     """The content of summary.json (see rundir.SUMMARY); without a state, after a crash."""
-    config, clock, rows = session.config, session.clock, session.rows
-    times = dict(clock.seconds)
+    config, seconds, rows = run.program.config, run.seconds, run.rows
+    times = dict(seconds)
     if state is not None and status in ("completed", "time_limit"):
-        times |= split_train(session, state)
+        times |= split_train(run, state)
     last = rows[-1] if rows else {}
     returns = [row["eval/return"] for row in rows]
     return {
@@ -78,24 +92,24 @@ def summarize(session: Session, state: TrainState | None, status: str) -> dict[s
         "profile": config.profile,
         "seed": config.run.seed,
         "status": status,
-        "iterations": session.iteration,
-        "env_steps": session.env_steps,
-        "first_return": session.first,
+        "iterations": run.iteration,
+        "env_steps": run.env_steps,
+        "first_return": run.first,
         "final_return": last.get("eval/return"),
         "best_return": max(returns) if returns else None,
         "final_length": last.get("eval/length"),
         "walks": bool(last["eval/walks"]) if "eval/walks" in last else None,
-        "start_seconds": session.start_seconds,
-        "compile_seconds": clock["compile"],
-        "train_seconds": clock["train"],
-        "env_steps_per_second": session.env_steps / clock["train"] if clock["train"] else 0.0,
+        "start_seconds": run.start_seconds,
+        "compile_seconds": seconds["compile"],
+        "train_seconds": seconds["train"],
+        "env_steps_per_second": run.env_steps / seconds["train"] if seconds["train"] else 0.0,
         "seconds_to_return": seconds_to_return(rows),
         "times": times,
         "devices": [device.device_kind for device in jax.devices()],
         "versions": versions(),
         "state_sha256": whole_sha256(state) if state is not None else None,
         "params_sha256": params_sha256(state.agent) if state is not None else None,
-        "error": session.error,
+        "error": run.error,
     }
 
 
@@ -108,8 +122,11 @@ def params_sha256(agent: Any) -> str:
     return state_sha256((agent.actor, agent.critic, agent.target))
 
 
-def crash(session: Session, error: Exception) -> dict[str, Any]:
-    """What nobody expected: a summary with one line about it, the rest in crash.txt."""
+def crash(run: Snapshot, error: Exception, last_good: Callable[[], str]) -> dict[str, Any]:
+    """What nobody expected: a summary with one line about it, the rest in crash.txt.
+
+    `last_good()` says which checkpoint there is to go on from.
+    """
     line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
     full = "RESOURCE_EXHAUSTED" in line
     lost = not full and processes.several() and processes.is_loss(error)
@@ -118,29 +135,28 @@ def crash(session: Session, error: Exception) -> dict[str, Any]:
     elif lost:
         line = f"another process is gone: go on with --resume ({line[:120]})"
     if not processes.is_first():
-        session.error = line
-        return summarize(session, None, "failed")
+        return summarize(run._replace(error=line), None, "failed")
     with contextlib.suppress(OSError):
-        (session.run_dir / CRASH_FILE).write_text("".join(traceback.format_exception(error)))
-    session.error = f"{line} (see {CRASH_FILE}); {session.store.last_good()}"
-    summary = summarize(session, None, "failed")
+        (run.run_dir / CRASH_FILE).write_text("".join(traceback.format_exception(error)))
+    run = run._replace(error=f"{line} (see {CRASH_FILE}); {last_good()}")
+    summary = summarize(run, None, "failed")
     if lost:  # JAX ends this process soon, with a trace: be gone before, curves come on resuming
         with contextlib.suppress(OSError):
-            write_summary(session.run_dir, summary)
+            write_summary(run.run_dir, summary)
     else:
-        write_artifacts(session, None, "failed", summary)
+        write_artifacts(run, None, "failed", summary)
     return summary
 
 
-def split_train(session: Session, state: TrainState, repeats: int = 10) -> dict[str, float]:
+def split_train(run: Snapshot, state: TrainState, repeats: int = 10) -> dict[str, float]:
     """Training seconds as collect and update.
 
     In the fused program they have no border: an iteration's updates are timed alone, on the final
     state, and the rest of the time was collecting.
     """
-    program, run = session.program, session.config.run
-    learn = make_learn(program.agent, program.replay, session.config.loop)
-    plan = update_plan(session.config.loop)
+    program, config = run.program, run.program.config
+    learn = make_learn(program.agent, program.replay, config.loop)
+    plan = update_plan(config.loop)
     mapped = jax.shard_map(
         lambda state, key: learn(
             state, sharding.local_key(key, sharding.AXIS), plan, state.weights
@@ -151,13 +167,13 @@ def split_train(session: Session, state: TrainState, repeats: int = 10) -> dict[
         check_vma=False,
     )
     updates = jax.jit(mapped)
-    key = jax.random.key(run.seed)
+    key = jax.random.key(config.run.seed)
     jax.block_until_ready(updates(state, key))
     begin = time.perf_counter()
     for _ in range(repeats):
         jax.block_until_ready(updates(state, key))
-    alone = (time.perf_counter() - begin) / repeats * session.iteration
-    total = session.clock["train"]
+    alone = (time.perf_counter() - begin) / repeats * run.iteration
+    total = run.seconds["train"]
     return {"update": min(alone, total), "collect": max(total - alone, 0.0)}
 
 
@@ -165,14 +181,14 @@ def versions() -> dict[str, str]:
     return {"jaxtd3": __version__} | {n: importlib.metadata.version(n) for n in LIBRARIES}
 
 
-def try_to_make(session: Session, what: str, make: Callable[[], Any]) -> Any:
+def try_to_make(run: Snapshot, what: str, make: Callable[[], Any]) -> Any:
     """What `make` returns; where it fails, one line and None."""
-    session.ui.update(stage=what)
+    run.ui.update(stage=what)
     try:
         return make()
     except Exception as error:
         said = " ".join(str(error).split()) or type(error).__name__
-        session.ui.note(said if said.startswith("no ") else f"no {what}: {said}")
+        run.ui.note(said if said.startswith("no ") else f"no {what}: {said}")
         return None
 
 
@@ -181,28 +197,32 @@ def on_one_device(state: TrainState) -> TrainState:
     return state.replace(agent=jax.tree.map(jnp.asarray, jax.device_get(state.agent)))
 
 
-def show_so_far(session: Session, state: TrainState, film: bool) -> None:
+def show_so_far(run: Snapshot, state: TrainState, film: bool) -> None:
     """A report of a run that goes on, and a video where it is asked for."""
     if processes.is_first():
         if film:
             now = on_one_device(state)
-            try_to_make(session, "video", lambda: make_video(session, now))
-        try_to_make(session, "report", lambda: make_report(session.run_dir))
+            try_to_make(run, "video", lambda: make_video(run, now))
+        try_to_make(run, "report", lambda: make_report(run.run_dir))
 
 
 def write_artifacts(
-    session: Session, state: TrainState | None, status: str, summary: dict[str, Any]
+    run: Snapshot,
+    state: TrainState | None,
+    status: str,
+    summary: dict[str, Any],
+    film: bool = False,
 ) -> Path | None:
     """Video, policy, summary, curves, report; what cannot be made is told in one line each."""
-    run_dir, video = session.run_dir, None
-    attempt = partial(try_to_make, session)
+    run_dir, video = run.run_dir, None
+    attempt = partial(try_to_make, run)
     if state is not None:
         state = on_one_device(state)
     if state is not None and status in ("completed", "time_limit"):  # else nobody wants to wait
-        if session.options.video:
-            video = attempt("video", lambda: make_video(session, state))
+        if film:
+            video = attempt("video", lambda: make_video(run, state))
         if find_spec("onnx") and find_spec("onnxruntime"):
-            attempt("policy.onnx", lambda: make_policy(session, state))
+            attempt("policy.onnx", lambda: make_policy(run, state))
     attempt("summary.json", lambda: write_summary(run_dir, summary))
     attempt("report", lambda: make_report(run_dir))
     return video
@@ -213,19 +233,18 @@ def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:
     durable.write_whole(run_dir / SUMMARY_FILE, text)
 
 
-def make_video(session: Session, state: TrainState) -> Path:
+def make_video(run: Snapshot, state: TrainState) -> Path:
     from jaxtd3.output.video import render_video
 
-    program = session.program
-    out = session.run_dir / VIDEO_FILE
-    return render_video(program.eval_env, program.agent, state.agent, session.keys.render, out)
+    program, key = run.program, run_keys(run.program.config.run.seed).render
+    return render_video(program.eval_env, program.agent, state.agent, key, run.run_dir / VIDEO_FILE)
 
 
-def make_policy(session: Session, state: TrainState) -> float:
+def make_policy(run: Snapshot, state: TrainState) -> float:
     from jaxtd3.output.onnx import export_onnx
 
-    out = session.run_dir / POLICY_FILE
-    return export_onnx(session.program.env, state.agent, session.config.agent, out)
+    program = run.program
+    return export_onnx(program.env, state.agent, program.config.agent, run.run_dir / POLICY_FILE)
 
 
 def make_report(run_dir: Path) -> None:

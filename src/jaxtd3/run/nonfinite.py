@@ -25,8 +25,8 @@ from jaxtd3.run.arrays import named_leaves
 from jaxtd3.run.checkpoint import CheckpointStore, read_meta, restore_from
 
 if TYPE_CHECKING:
+    from jaxtd3.run.artifacts import Snapshot
     from jaxtd3.run.program import Program
-    from jaxtd3.run.session import Session
 
 FOLDER = "fault"
 NETWORKS = ("critic", "actor")
@@ -94,12 +94,12 @@ def all_lost(quarantined: float, steps: int, iterations: int, trouble: str = "")
     )
 
 
-def dump(session: Session, state: TrainState) -> str:
+def dump(run: Snapshot, state: TrainState) -> str:
     """Keep the state for `jaxtd3 doctor --fault`; what to say about it."""
-    folder = session.run_dir / FOLDER
+    folder = run.run_dir / FOLDER
     store = CheckpointStore(folder)
-    meta = {"config": session.config.to_dict(), "env_steps": session.env_steps}
-    store.save(state, iteration=session.iteration, meta=meta)
+    meta = {"config": run.program.config.to_dict(), "env_steps": run.env_steps}
+    store.save(state, iteration=run.iteration, meta=meta)
     store.wait()
     if store.last_error:
         return f"no dump: {store.last_error}"

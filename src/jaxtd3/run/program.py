@@ -4,13 +4,14 @@
     state = program.start()
     state, metrics = program.advance(state)     # log_every iterations, as `jaxtd3 train` runs them
 
-Nothing is allocated before `start`, nothing compiled before the first `advance`.
+Nothing is allocated before `start`, nothing compiled before the first `advance`. `build_population`
+does the same for several runs as one program.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -26,6 +27,7 @@ from jaxtd3.envs import make_env
 from jaxtd3.envs.batch import undisturbed
 from jaxtd3.errors import UserError
 from jaxtd3.loop.chunk import make_chunk
+from jaxtd3.loop.population import PopulationFns, check_members, make_population
 from jaxtd3.loop.step import StepFn, TrainFns, make_noise, make_train_step
 from jaxtd3.nets.dense import compiler_options
 from jaxtd3.replay.ring import make_replay
@@ -81,14 +83,16 @@ class Parts(NamedTuple):
     replay: Replay
 
 
-def load_parts(config: Config, mesh: Mesh | None = None) -> Parts:
+def load_parts(
+    config: Config, mesh: Mesh | None = None, make_agent: Callable[..., Agent] = fast_td3
+) -> Parts:
     """The parts that a config describes, on the devices of a mesh or on no particular one; a
     setting that does not fit them is the user's error."""
     axis, sync = (None, 1) if mesh is None else (sharding.AXIS, config.loop.sync_every)
     try:
         ring = config.replay if mesh is None else sharding.local_replay(config.replay, mesh)
         env, eval_env = make_envs(config.env, mesh)
-        agent = fast_td3(env.spec, config.agent, axis, learn_apart=sync > 1)
+        agent = make_agent(env.spec, config.agent, axis, learn_apart=sync > 1)
         if sync > 1:
             agent = sharding.bundles(agent, sync, sharding.AXIS)
         return Parts(env, eval_env, agent, make_replay(env.spec, ring, axis))
@@ -120,23 +124,24 @@ class Program(NamedTuple):
         return refresh_pool(self.env.refresh, state, iteration, self.config.run.seed)
 
     def advance(
-        self, state: TrainState, chunk: StepFn | None = None, iteration: int | None = None
+        self, state: TrainState, iteration: int | None = None
     ) -> tuple[TrainState, Metrics]:
-        """One chunk of the run; the old state is gone. `chunk`: the same, compiled already;
-        `iteration`: that of the state, where the caller knows it without asking the device."""
-        now = int(state.iteration) if iteration is None else iteration
-        return (chunk or self.chunk)(self.refresh(state, now))
+        """One chunk of the run; the old state is gone. `iteration`: that of the state, where the
+        caller knows it without asking the device."""
+        now = int(state.iteration if iteration is None else iteration)
+        return self.chunk(self.refresh(state, now))
 
 
-def build(config: Config) -> Program:
-    """Load the parts and bind them together."""
+def build(config: Config, make_agent: Callable[..., Agent] = fast_td3) -> Program:
+    """Load the parts and bind them together. `make_agent`: `fast_td3` with a part of your own, as
+    `functools.partial(fast_td3, actor_loss=mine)`."""
     given, config = config, config.resolved()
     try:
         mesh = sharding.make_mesh(config.run.devices)
         sharding.share(config.env.num_envs, mesh, "num_envs")
     except ValueError as error:
         raise UserError(str(error)) from error
-    env, eval_env, agent, replay = load_parts(config, mesh)
+    env, eval_env, agent, replay = load_parts(config, mesh, make_agent)
     noise, ring = make_noise(config.loop), replay
     agent, replay = sharding.spread_inits(agent, replay, mesh)
     fns = make_train_step(env, agent, replay, config.loop, sharding.AXIS, noise=noise)
@@ -150,6 +155,62 @@ def build(config: Config) -> Program:
         given, mesh, layout, env, eval_env, agent, replay, fns, shapes, evaluate, fns.train_step
     )
     return program._replace(chunk=chunk_of(program, config.run.log_every))
+
+
+class Population(NamedTuple):
+    """Several runs as one program, and how they go on. Another list of as many `configs` may take
+    the place of this one: nothing is compiled again."""
+
+    configs: Sequence[Config]
+    parts: Parts
+    fns: PopulationFns
+    chunk: StepFn  # run.log_every iterations
+
+    def start(self) -> TrainState:
+        """The first state of the members: every leaf is [P, ...]."""
+        try:
+            return self.fns.init(self.configs)
+        except ValueError as error:  # an unknown reward term
+            raise UserError(str(error)) from error
+
+    def advance(
+        self, state: TrainState, iteration: int | None = None
+    ) -> tuple[TrainState, Metrics]:
+        """One chunk of every member; `iteration` as in `Program.advance`."""
+        now = int(state.iteration[0] if iteration is None else iteration)
+        seeds = [config.run.seed for config in self.configs]
+        return self.chunk(refresh_pool(jax.vmap(self.parts.env.refresh), state, now, seeds))
+
+
+def build_population(
+    configs: Sequence[Config],
+    parts: Parts | None = None,
+    mesh: Mesh | None = None,
+    on_trace: Callable[[], None] = lambda: None,
+) -> Population:
+    """Bind the parts together for members that differ in traced settings; each one's random numbers
+    are those of its single run. With a mesh, each device holds whole members; `run.devices` counts
+    for single runs alone. `on_trace()` is called whenever the step is traced."""
+    check_members(configs)
+    config = configs[0].resolved()
+    parts = parts or load_parts(config)
+    parts = parts._replace(agent=parts.agent._replace(init=jax.jit(parts.agent.init)))
+    fns = make_population(
+        parts.env,
+        parts.agent,
+        parts.replay,
+        configs,
+        key_of=lambda seed: run_keys(seed).init,
+        mesh=mesh,
+    )
+
+    def step(state: TrainState) -> tuple[TrainState, Metrics]:
+        on_trace()
+        return fns.train_step(state)
+
+    options = compiler_options(config.agent.compute)
+    chunk = make_chunk(step, config.run.log_every, options=options)
+    return Population(configs, parts, fns, chunk)
 
 
 def chunk_of(program: Program, length: int, step: StepFn | None = None) -> Any:

@@ -41,7 +41,7 @@ class Progress(Protocol):
     def update(self, **changes: Any) -> None:
         """The status changed."""
 
-    def finish(self, line: str | None) -> None:
+    def close(self, line: str | None) -> None:
         """The end, and the last line if all went well."""
 
 
@@ -90,7 +90,7 @@ class Quiet:
         for name, value in changes.items():
             setattr(self.status, name, value)
 
-    def finish(self, line: str | None) -> None:
+    def close(self, line: str | None) -> None:
         if self._last and line:
             print(line, flush=True)
 
@@ -155,9 +155,9 @@ class Live(Quiet):
     def note(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False)
 
-    def finish(self, line: str | None) -> None:
+    def close(self, line: str | None) -> None:
         self._live.stop()
-        super().finish(line)
+        super().close(line)
 
 
 def make_progress(quiet: bool, json: bool, silent: bool = False) -> Progress:

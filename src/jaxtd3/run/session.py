@@ -114,7 +114,7 @@ class Session:
                 state, status = self.loop(compiled, state, stop)
                 return self.finish(state, status)
             except Exception as error:  # what was trained is in the checkpoints: say so and end
-                return artifacts.crash(self, error)
+                return artifacts.crash(self.snapshot(), error, self.store.last_good)
 
     def open_run_dir(self, stack: contextlib.ExitStack) -> None:
         """Own the directory; an interrupted replacement of a checkpoint is put right here."""
@@ -238,6 +238,21 @@ class Session:
     def env_steps(self) -> int:
         return self.chunks.env_steps
 
+    def snapshot(self) -> artifacts.Snapshot:
+        """The run now, for what is written about it."""
+        return artifacts.Snapshot(
+            program=self.program,
+            run_dir=self.run_dir,
+            ui=self.ui,
+            seconds=dict(self.clock.seconds),
+            start_seconds=self.start_seconds,
+            iteration=self.iteration,
+            env_steps=self.env_steps,
+            first=self.first,
+            rows=self.rows,
+            error=self.error,
+        )
+
     def loop(self, compiled: Callable, state: TrainState, stop: StopSignals):
         """Chunks until something ends it: (state, status)."""
         run = self.config.run
@@ -245,8 +260,10 @@ class Session:
         if run.eval_every and not self.iteration and self.first is None:
             self.begin_curve(state)
 
+        program = self.program._replace(chunk=compiled)
+
         def advance(state: TrainState, iteration: int) -> tuple[TrainState, Any]:
-            state, metrics = self.program.advance(state, compiled, iteration)
+            state, metrics = program.advance(state, iteration)
             return state, (metrics, self.program.agent.health(state.agent))
 
         def after(state: TrainState, found: Any) -> str | None:
@@ -282,7 +299,7 @@ class Session:
         if not film and not (evaluated and begin >= self.next_report):
             return
         with self.clock("other"):
-            artifacts.show_so_far(self, state, film)
+            artifacts.show_so_far(self.snapshot(), state, film)
             memory.give_back()
         end = time.perf_counter()
         self.next_report = end + REPORT_PAUSE * (end - begin)
@@ -323,7 +340,8 @@ class Session:
             self.announced_loss = True
         bad = nonfinite.reached(health, self.config.agent.max_bad_updates) or lost
         if bad is not None:
-            self.error = f"{bad}; {self.store.last_good()}; {nonfinite.dump(self, state)}"
+            kept = nonfinite.dump(self.snapshot(), state)
+            self.error = f"{bad}; {self.store.last_good()}; {kept}"
         return self.times() | row
 
     def times(self) -> dict[str, Any]:
@@ -454,10 +472,11 @@ class Session:
                 status = "failed"
                 error, good = self.store.last_error, self.store.last_good()
                 self.error = f"the end was not saved: {error}; {good}"
-        summary = artifacts.summarize(self, state, status)
+        run = self.snapshot()
+        summary = artifacts.summarize(run, state, status)
         if not processes.is_first():
             return summary
-        video = artifacts.write_artifacts(self, state, status, summary)
+        video = artifacts.write_artifacts(run, state, status, summary, self.options.video)
         for log in self.logs:
             with contextlib.suppress(Exception):  # a logger's end never fails the run
                 log.close(summary, video)

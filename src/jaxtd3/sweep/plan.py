@@ -31,21 +31,21 @@ NAME = "name"
 
 
 class Scale(NamedTuple):
-    """A way to draw between two bounds."""
+    """A way to sample between two bounds."""
 
-    draw: Callable[[float, float, float], float]
-    """draw(low, high, u in [0, 1])"""
+    sample: Callable[[float, float, float], float]
+    """sample(low, high, u in [0, 1])"""
     allowed: Callable[[float, float], bool]
     log: bool
 
 
-def _draw_log(low: float, high: float, u: float) -> float:
+def _sample_log(low: float, high: float, u: float) -> float:
     """Both bounds of one sign."""
     return math.copysign(abs(low) ** (1 - u) * abs(high) ** u, low)
 
 
 SCALES: dict[str, Scale] = {
-    "log": Scale(_draw_log, lambda low, high: low * high > 0, True),
+    "log": Scale(_sample_log, lambda low, high: low * high > 0, True),
     "linear": Scale(lambda low, high, u: low + (high - low) * u, lambda low, high: True, False),
 }
 
@@ -58,8 +58,8 @@ class Range:
     low: float
     high: float
 
-    def draw(self, u: float) -> float:
-        return float(f"{SCALES[self.scale].draw(self.low, self.high, u):.6g}")
+    def sample(self, u: float) -> float:
+        return float(f"{SCALES[self.scale].sample(self.low, self.high, u):.6g}")
 
 
 @dataclass(frozen=True)
@@ -266,7 +266,7 @@ def combinations(space: Space, seed: int) -> list[dict[str, Any]]:
         return [dict(point) for point in space.points]
     rng = np.random.default_rng(seed)
     draws = [
-        {name: r.draw(float(rng.random())) for name, r in space.random.items()}
+        {name: r.sample(float(rng.random())) for name, r in space.random.items()}
         for _ in range(space.draws)
     ]
     points = [

@@ -121,12 +121,11 @@ def film_best(program: SweepProgram, directory: Path, results: Results) -> list[
     """Videos of the best three combinations, from one rollout program."""
     best = [g["members"][0] for g in results["weightings"][:BEST]]
     paths = {m["index"]: directory / m["path"] for m in results["members"]}
-    template = jax.eval_shape(program.agent.init, jax.random.key(0))
+    template = jax.eval_shape(program.parts.agent.init, jax.random.key(0))
     agents = stack([restore_agent(paths[index], template) for index in best])
     key = run_keys(program.config.run.seed).render
-    films = video.films(
-        program.eval_env, program.agent, agents, key, height=360, width=480, several=True
-    )
+    _, eval_env, agent, _ = program.parts
+    films = video.films(eval_env, agent, agents, key, height=360, width=480, several=True)
     return [
         video.write_video(film.frames, directory / f"best-{i + 1}.mp4", film.fps)
         for i, film in enumerate(films)

@@ -106,7 +106,7 @@ class Searched:
         """A trial's values; one that a kill left without some takes the middle of the range."""
         values = {n: params.get(n, v[0]) for n, v in self.space.grid.items()}
         for name, r in self.space.random.items():
-            value = params.get(name, r.draw(0.5))
+            value = params.get(name, r.sample(0.5))
             value = math.copysign(value, r.low) if SCALES[r.scale].log else value
             values[name] = float(f"{value:.6g}")
         return values

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,20 +20,18 @@ import numpy as np
 
 from jaxtd3 import durable
 from jaxtd3.config.config import Config
-from jaxtd3.core.types import Agent, BatchEnv, Replay, TrainState
+from jaxtd3.core.types import TrainState
 from jaxtd3.envs.batch import reward_weights
 from jaxtd3.envs.metrics import Metric, metrics_of
 from jaxtd3.errors import UserError
-from jaxtd3.loop.chunk import make_chunk
-from jaxtd3.loop.population import make_population, take_member
+from jaxtd3.loop.population import take_member
 from jaxtd3.loop.step import make_train_step
-from jaxtd3.nets.dense import compiler_options
 from jaxtd3.output.logs import dumps
 from jaxtd3.output.rundir import CONFIG_FILE, METRICS_FILE
 from jaxtd3.run import artifacts, memory
 from jaxtd3.run.checkpoint import CheckpointStore
 from jaxtd3.run.chunks import Chunks
-from jaxtd3.run.program import load_parts, refresh_pool, run_keys
+from jaxtd3.run.program import Parts, Population, build_population, load_parts, run_keys
 from jaxtd3.run.progress import Progress, duration
 from jaxtd3.run.rollout import make_measure
 from jaxtd3.run.signals import StopSignals
@@ -49,28 +47,23 @@ class SweepProgram(NamedTuple):
     """What all members of a sweep share, nothing allocated yet."""
 
     config: Config
-    env: BatchEnv
-    eval_env: BatchEnv
-    agent: Agent
-    replay: Replay
+    parts: Parts
     metrics: dict[str, Metric]
     bytes: int  # of one member's state
 
 
-def build(config: Config, extra: dict[str, Metric]) -> SweepProgram:
+def load_sweep(config: Config, extra: dict[str, Metric]) -> SweepProgram:
     """Load the parts, and find out how large a member is."""
-    env, eval_env, agent, replay = load_parts(config)
-    agent = agent._replace(init=jax.jit(agent.init))
-    fns = make_train_step(env, agent, replay, config.loop)
+    parts = load_parts(config)
+    fns = make_train_step(parts.env, parts.agent, parts.replay, config.loop)
     size = memory.tree_bytes(jax.eval_shape(fns.init, jax.random.key(0)))
-    metrics = {**metrics_of(eval_env.env), **extra}
-    return SweepProgram(config, env, eval_env, agent, replay, metrics, size)
+    return SweepProgram(config, parts, {**metrics_of(parts.eval_env.env), **extra}, size)
 
 
 def most_members(program: SweepProgram) -> int:
     """How many members fit into memory at once."""
     free, where = memory.free_device()
-    batch = program.config.replay.batch_size * (4 * program.env.spec.width + 64) * 4
+    batch = program.config.replay.batch_size * (4 * program.parts.env.spec.width + 64) * 4
     need = program.bytes + batch
     fits = math.inf if free is None else SHARE * free / need
     if fits < 1:
@@ -90,42 +83,34 @@ class Waves:
         self.traces = 0
         self.total = 0  # iterations to come in all waves, for the time left
         self.done = 0
-        self.compiled: Callable[..., Any] | None = None
+        self.population: Population | None = None
         durable.tidy(self.directory)
 
     # --- the program ----------------------------------------------------------------------------
 
-    def compile(self, configs: Sequence[Config]) -> None:
+    def compile(self, configs: Sequence[Config]) -> Population:
         """One chunk of the population, and its measure; refused if it would not fit."""
         program, run = self.program, self.program.config.run
         self.ui.stage("compiling")
-        population = make_population(
-            program.env,
-            program.agent,
-            program.replay,
-            configs,
-            key_of=lambda seed: run_keys(seed).init,
-            mesh=self.mesh,
-        )
-        self.init = population.init
 
-        def counted(state: TrainState) -> Any:
+        def on_trace() -> None:
             self.traces += 1
-            return population.train_step(state)
 
+        runs = build_population(configs, program.parts, self.mesh, on_trace)
         with self.clock("compile"):
-            shapes = jax.eval_shape(lambda: population.init(configs))
-            options = compiler_options(program.config.agent.compute)
-            chunk: Any = make_chunk(counted, run.log_every, options=options)
+            shapes = jax.eval_shape(runs.start)
             if self.mesh is None:
+                chunk: Any = runs.chunk
                 chunk = chunk.lower(shapes).compile()
                 usage = chunk.memory_analysis()
                 self.check_memory(shapes, getattr(usage, "temp_size_in_bytes", 0))
-        self.compiled = chunk
+                runs = runs._replace(chunk=chunk)
         self.ui.note(f"compiled the program of all waves in {duration(self.clock['compile'])}")
-        measure = make_measure(program.eval_env, program.agent, program.metrics, run.eval_episodes)
+        _, eval_env, agent, _ = runs.parts
+        measure = make_measure(eval_env, agent, program.metrics, run.eval_episodes)
         self.measure = jax.jit(jax.vmap(measure, in_axes=(0, 0, None)))
-        self.refresh = jax.vmap(program.env.refresh)
+        self.population = runs
+        return runs
 
     def check_memory(self, shapes: Any, workspace: int) -> None:
         free, where = memory.free_device()
@@ -140,20 +125,15 @@ class Waves:
 
     def train(self, number: int, members: Sequence[Member], stop: StopSignals) -> list[dict] | None:
         """Train and store a wave; None where it was interrupted."""
-        spec, base = self.program.env.spec, self.program.config
+        spec, base = self.program.parts.env.spec, self.program.config
         configs = [member_config(base, spec, m.values, m.seed) for m in members]
         padded = [*configs, *[configs[-1]] * (self.size - len(configs))]
-        if self.compiled is None:
-            self.compile(padded)
+        runs = (self.population or self.compile(padded))._replace(configs=padded)
         chunks = Chunks(base, self.clock)
         rows: list[list[dict[str, Any]]] = [[] for _ in members]
         self.ui.update(stage=f"training wave {number + 1}")
         with self.clock("other"):
-            state = self.init(padded)
-        seeds = [config.run.seed for config in padded]
-
-        def advance(state: TrainState, iteration: int) -> tuple[TrainState, Any]:
-            return self.compiled(refresh_pool(self.refresh, state, iteration, seeds))  # type: ignore[misc]
+            state = runs.start()
 
         def after(state: TrainState, metrics: Any) -> str | None:
             self.add_rows(chunks, state, metrics, rows)
@@ -162,7 +142,7 @@ class Waves:
             return "interrupted" if stop.asked else None
 
         asked = "interrupted" if stop.asked else None
-        state, status = chunks.loop(advance, state, after, asked)
+        state, status = chunks.loop(runs.advance, state, after, asked)
         if status == "interrupted":
             return None
         if self.traces != 1:
@@ -260,7 +240,7 @@ class Waves:
 
 def describe(program: SweepProgram, member: Member, config: Config, rows: list, place: str) -> dict:
     """A member as results tell it."""
-    spec = program.env.spec
+    spec = program.parts.env.spec
     weights = reward_weights(spec, config.env.weights).tolist()
     last, names = rows[-1], [*program.metrics, "own_reward", "length"]
     keep = ("iteration", "env_steps", "seconds")

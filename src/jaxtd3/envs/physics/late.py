@@ -24,7 +24,7 @@ class Late(NamedTuple):
     sent: Array  # controls, the newest first: [L, U]
 
 
-def draw_late(key: Array, most: float, dt: float, ctrl: Array) -> Late:
+def sample_late(key: Array, most: float, dt: float, ctrl: Array) -> Late:
     """An episode's delay, of `most` seconds at most; `ctrl [U]` is what was sent before it."""
     steps = most / dt
     delay = jax.random.uniform(key, maxval=steps)

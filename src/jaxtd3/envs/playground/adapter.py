@@ -25,7 +25,7 @@ from jaxtd3.core.types import Array, EnvSpec, EnvStep
 from jaxtd3.envs.batch import choose_impl, disturbances
 from jaxtd3.envs.physics.contract import Physics
 from jaxtd3.envs.physics.fields import find_used
-from jaxtd3.envs.physics.late import Late, LatePhysics, draw_late
+from jaxtd3.envs.physics.late import Late, LatePhysics, sample_late
 from jaxtd3.envs.physics.mjx import MjxPhysics
 from jaxtd3.envs.physics.native import NativePhysics, share_of_cores
 from jaxtd3.envs.playground.bounds import Bounds, joint_bounds, stretch
@@ -224,7 +224,7 @@ class PlaygroundEnv:
             state = self.unwrapped.reset(raw_key(key))
         if self._action_delay:
             dt, ctrl = float(self.unwrapped.dt), state.data.ctrl
-            late = draw_late(key_late, self._action_delay, dt, ctrl)
+            late = sample_late(key_late, self._action_delay, dt, ctrl)
         return state.replace(data=self.physics.carry(state.data)), model, late
 
     def _randomized(self, key: Array) -> tuple[Any, Any]:
