@@ -23,30 +23,10 @@ jax.config.update(
 )
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # as runtime.prepare
 
-# Files that judge the compiled program itself, or run one for so long that it must be a fast one.
-# All others compile in two thirds of the time without most optimisations, they and their children.
-OPTIMIZED = {
-    f"test_{name}"
-    for name in (
-        "bench",
-        "bench_physics",
-        "learning",
-        "linear",
-        "lineage",
-        "numerics",
-        "parity",
-        "prioritized",
-        "probes",
-        "program",
-        "sharding",
-    )
-}
-
-
 @pytest.fixture(scope="module", autouse=True)
 def optimizations(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Most of XLA's optimisations are off, but in OPTIMIZED."""
-    off = request.path.stem not in OPTIMIZED
+    """Most of LLVM's optimisations are off, but in files that are `as_shipped` as a whole."""
+    off = getattr(request.module, "pytestmark", None) != pytest.mark.as_shipped
     with pytest.MonkeyPatch.context() as patch:
         if off:
             patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")

@@ -68,9 +68,9 @@ def seen_by_actor(env, hidden, history):
     ("name", "bounds", "hidden", "history"),
     [
         (G1, "scale", (), 1),
-        (T1, "scale", (), 1),
-        (G1, "limits", HIDDEN, 3),
         (T1, "limits", HIDDEN, 3),
+        pytest.param(T1, "scale", (), 1, marks=pytest.mark.slow),
+        pytest.param(G1, "limits", HIDDEN, 3, marks=pytest.mark.slow),
     ],
 )
 def test_the_controller_acts_as_the_policy_in_training(name, bounds, hidden, history):

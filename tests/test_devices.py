@@ -62,6 +62,7 @@ def test_on_eight_devices(marks):
     assert done.returncode == 0, done.stdout[-5000:]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_devices(tmp_path):
     """Sizes per device on four, then the same global sizes on two."""
     run = tmp_path / "run"

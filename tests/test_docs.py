@@ -161,6 +161,7 @@ def test_parts_of_ones_own_train_together(tables):
     assert program.env.spec.reward_terms == ("position", "effort")
 
 
+@pytest.mark.slow
 def test_a_file_of_ones_own_is_a_command_line(tmp_path):
     (tmp_path / "my_env.py").write_text(own_files()["my_env.py"])
     words = "train --env Corridor --reward effort=-0.1 --iterations 4 --log-every 2 --num-envs 8"

@@ -237,6 +237,7 @@ def test_resumed_to_the_bit(tmp_path):
     assert ends[0] == ends[1]
 
 
+@pytest.mark.slow
 def test_members_of_a_population_are_single_runs():
     cfg = pendulum(n_step=3, episode_length=9).config
     env = jaxtd3.make_env(cfg.env)

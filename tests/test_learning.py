@@ -14,6 +14,8 @@ import pytest
 import jaxtd3
 from jaxtd3.run.program import build, run_keys
 
+pytestmark = pytest.mark.as_shipped
+
 
 def learn(name, reached, seconds=math.inf, iterations=math.inf, chunk=250, **changes):
     """Train by the preset until `reached(now)` or a limit; (now, seconds)."""

@@ -113,7 +113,9 @@ def test_td_error_is_what_the_update_reports():
 def test_every_network_acts_within_bounds(network):
     cfg = make_config(network=network, layer_norm=True, activation="silu", compute="bf16")
     nets = NETWORKS[network](SPEC, cfg, 7)
-    params = nets.init_actor(jax.random.key(0)), nets.init_critic(jax.random.key(1))
+    params = jax.jit(lambda a, c: (nets.init_actor(a), nets.init_critic(c)))(
+        jax.random.key(0), jax.random.key(1)
+    )
     obs = 100 * jax.random.normal(jax.random.key(2), (6, 3))
     action = nets.actor(params[0], obs)
     assert action.shape == (6, 2)
@@ -301,13 +303,10 @@ def reached(now):
     return now["return"] >= 900
 
 
-def test_pql_balances_the_cartpole():
-    now, spent = learn("CartpoleBalance", reached, iterations=5_000, algo="pql")
-    assert now["return"] >= 900, f"after {spent:.0f} s"
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("algo", ["pql-d", "apex", "gorila", "fasttd3-simnorm", "fasttd3-simbav2"])
+@pytest.mark.parametrize(
+    "algo", ["pql", "pql-d", "apex", "gorila", "fasttd3-simnorm", "fasttd3-simbav2"]
+)
 def test_the_rest_balance_the_cartpole(algo):
     now, spent = learn("CartpoleBalance", reached, seconds=180, algo=algo)
     assert now["return"] >= 900, f"after {spent:.0f} s"

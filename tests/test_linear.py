@@ -105,7 +105,9 @@ def test_the_cpu_multiplies_bf16_as_bf16(shape):
         assert all(" bf16[" in line for line in lines[i - 2 : i]), lines[i - 2 : i + 1]
 
 
-@pytest.mark.parametrize("network", ["mlp", "simnorm", "simbav2"])
+@pytest.mark.parametrize(
+    "network", ["mlp", "simbav2", pytest.param("simnorm", marks=pytest.mark.slow)]
+)
 def test_every_network_learns_in_bf16(network):
     from benchmarks.programs import full_state
 

@@ -465,6 +465,7 @@ def settings_of(words):
     return train.settings(*flags_module.parse(flags_module.with_sections(cli.Train), words, "t"))
 
 
+@pytest.mark.slow
 def test_members_of_a_population_are_single_runs():
     """Three members are one batch of physics; each takes the steps that it takes alone."""
     base = jaxtd3.preset("CheetahRun", **SIZES)

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.as_shipped
+
 
 @pytest.mark.parametrize("batch", [1, 3, 64, 257])
 @pytest.mark.parametrize("size", [21, 51, 101, 128])

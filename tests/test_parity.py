@@ -228,6 +228,7 @@ def same_params(ours, theirs):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-6), ours, theirs)
 
 
+@pytest.mark.as_shipped
 @pytest.mark.parametrize("mode", MODES)
 def test_three_rounds(mode, spec, batch, monkeypatch):
     agent, state = make_update(monkeypatch, spec, mode)
@@ -305,6 +306,7 @@ def test_simba_forward(spec, batch):
     close(logits[1], DATA["simbav2/logits2"])
 
 
+@pytest.mark.as_shipped
 def test_simba_three_rounds(spec, batch, monkeypatch):
     agent = fast_td3(spec, simba_config())
     parts = {part: simba_params("simbav2/init", part) for part in ("actor", "critic", "target")}

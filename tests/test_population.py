@@ -61,7 +61,6 @@ MEMBERS = [  # they differ in everything that may differ
 def parts(cfg: jaxtd3.Config):
     env = jaxtd3.make_env(cfg.env)
     agent = jaxtd3.fast_td3(env.spec, cfg.agent)
-    agent = agent._replace(init=jax.jit(agent.init))
     return env, agent, jaxtd3.make_replay(env.spec, cfg.replay)
 
 
@@ -115,6 +114,28 @@ def test_members_are_single_runs(population, index):
     for name, x in own_metrics.items():
         np.testing.assert_allclose(metrics[name][index], x, rtol=1e-4, atol=1e-4, err_msg=name)
     assert int(alone.agent.updates) == (STEPS - TINY["warmup"])
+
+
+def test_build_population_is_build_many_times():
+    """Pool and all: the second chunk begins with a new one."""
+    configs = [cfg.override({"log_every": 6}) for cfg in MEMBERS[:2]]
+    many, one = jaxtd3.build_population(configs), jaxtd3.build(configs[1])
+    together, alone = many.start(), one.start()
+    for _ in range(2):
+        together, metrics = many.advance(together)
+        alone, own = one.advance(alone)
+    assert int(alone.iteration) == 12
+    np.testing.assert_array_equal(together.env.pool_obs[1], alone.env.pool_obs)
+    assert not np.array_equal(together.env.pool_obs[0], alone.env.pool_obs)
+    np.testing.assert_allclose(metrics["train/critic_loss"][1], own["train/critic_loss"], rtol=1e-3)
+
+
+def test_what_is_no_population_is_refused_in_one_line():
+    with pytest.raises(jaxtd3.UserError, match="at least one member"):
+        jaxtd3.build_population([])
+    wrong = BASE.override({"weights": {"angel": 1.0}})
+    with pytest.raises(jaxtd3.UserError, match="did you mean 'angle'"):
+        jaxtd3.build_population([wrong]).start()
 
 
 def test_members_differ(population):

@@ -19,6 +19,11 @@ SPEC = EnvSpec("test", obs_size=2, action_size=1, episode_length=100)
 CFG = jaxtd3.ReplayConfig(length=LENGTH, batch_size=4096, prioritized=True, priority_beta=1.0)
 GAMMA = jnp.float32(0.9)
 
+add = jax.jit(prioritized.add, static_argnums=(2, 3))
+sample = jax.jit(prioritized.sample, static_argnums=(3, 4))
+update_priority = jax.jit(prioritized.update_priority)
+windows = jax.jit(replay.windows, static_argnums=(4, 5))
+
 
 def slab(t, num_envs=ENVS, invalid=()):
     e = jnp.arange(num_envs, dtype=jnp.float32)
@@ -38,9 +43,7 @@ def slab(t, num_envs=ENVS, invalid=()):
 def filled(slabs, cfg=CFG, num_envs=ENVS, invalid=()):
     state = prioritized.init(SPEC, cfg, num_envs)
     for t in range(slabs):
-        state = prioritized.add(
-            state, slab(t, num_envs, invalid if t == slabs - 3 else ()), SPEC, cfg
-        )
+        state = add(state, slab(t, num_envs, invalid if t == slabs - 3 else ()), SPEC, cfg)
     return state
 
 
@@ -95,7 +98,7 @@ def test_what_may_be_drawn_is_what_the_uniform_sampler_draws(store_next_obs):
         offset, env = (
             x.reshape(-1) for x in jnp.meshgrid(jnp.arange(max(starts, 1)), jnp.arange(ENVS))
         )
-        usable = replay.windows(state.ring, offset, env, GAMMA, SPEC, cfg).weight > 0
+        usable = windows(state.ring, offset, env, GAMMA, SPEC, cfg).weight > 0
         rows = (state.ring.head - state.ring.size + offset) % LENGTH
         expected = np.zeros(state.p.shape, bool)
         if starts:
@@ -106,11 +109,11 @@ def test_what_may_be_drawn_is_what_the_uniform_sampler_draws(store_next_obs):
 
 def test_overwritten_priorities_vanish():
     state = filled(LENGTH)
-    first = prioritized.sample(state, jax.random.key(0), GAMMA, SPEC, CFG)
-    state = prioritized.update_priority(state, first, jnp.full(CFG.batch_size, 1000.0))
+    first = sample(state, jax.random.key(0), GAMMA, SPEC, CFG)
+    state = update_priority(state, first, jnp.full(CFG.batch_size, 1000.0))
     assert float(state.p.max()) > 50
     for t in range(LENGTH):
-        state = prioritized.add(state.replace(top=jnp.ones(())), slab(LENGTH + t), SPEC, CFG)
+        state = add(state.replace(top=jnp.ones(())), slab(LENGTH + t), SPEC, CFG)
         consistent(state)
         high = np.asarray(state.p[:LENGTH] > 1)
         kept = np.asarray(state.ring.obs[..., 0] < LENGTH - 1)  # those that could be drawn at first
@@ -121,9 +124,9 @@ def test_overwritten_priorities_vanish():
 def test_updates_reach_what_was_drawn_and_nothing_else():
     state = filled(LENGTH)
     cfg = dataclasses.replace(CFG, batch_size=8)
-    batch = prioritized.sample(state, jax.random.key(3), GAMMA, SPEC, cfg)
+    batch = sample(state, jax.random.key(3), GAMMA, SPEC, cfg)
     td = jnp.arange(8.0)
-    after = prioritized.update_priority(state, batch, td)
+    after = update_priority(state, batch, td)
     row, env = map(np.asarray, batch.index)
     expected = np.array(state.p)
     expected[row, env] = 0
@@ -135,10 +138,10 @@ def test_updates_reach_what_was_drawn_and_nothing_else():
 
 def test_what_is_not_finite_or_has_no_weight_leaves_priorities_alone():
     state = filled(LENGTH)
-    batch = prioritized.sample(state, jax.random.key(3), GAMMA, SPEC, CFG)
+    batch = sample(state, jax.random.key(3), GAMMA, SPEC, CFG)
     for weight, td in ((1.0, jnp.nan), (0.0, 7.0)):
         ignored = batch._replace(weight=jnp.full(CFG.batch_size, weight))
-        after = prioritized.update_priority(state, ignored, jnp.full(CFG.batch_size, td))
+        after = update_priority(state, ignored, jnp.full(CFG.batch_size, td))
         np.testing.assert_array_equal(after.p, state.p)
         assert float(after.top) == 1.0
 
@@ -165,7 +168,7 @@ def test_weights_make_the_estimate_unbiased():
 
 def test_samples_carry_those_weights():
     state = with_priorities(filled(23), random_priorities(1))
-    batches = [prioritized.sample(state, jax.random.key(i), GAMMA, SPEC, CFG) for i in range(30)]
+    batches = [sample(state, jax.random.key(i), GAMMA, SPEC, CFG) for i in range(30)]
     reward = np.concatenate([np.asarray(b.weight * b.reward) for b in batches])
     kept = np.asarray(state.p[:LENGTH]) > 0
     plain = np.asarray(state.ring.reward)[kept].mean()

@@ -15,6 +15,8 @@ import jaxtd3
 from jaxtd3.core.types import EnvSpec, EnvStep
 from jaxtd3.nets.mlp import mlp_networks
 
+pytestmark = pytest.mark.as_shipped
+
 GAMMA = 0.9
 CONSTANT, OBSERVATION, DELAYED, ACTION, BOTH, ENDLESS = range(6)
 LIMIT = 4  # only the endless one lives that long

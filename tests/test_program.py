@@ -43,6 +43,7 @@ def equal(a, b):
     jax.tree.map(same, a, b)
 
 
+@pytest.mark.as_shipped
 def test_one_trace_and_no_transfer_for_many_chunks(program):
     env, fns, chunk = program
     state = fns.init(jax.random.key(0))
@@ -95,6 +96,7 @@ def test_no_key_is_used_twice():
         jax.jit(fns.train_step)(state)
 
 
+@pytest.mark.as_shipped
 def test_the_ring_is_updated_in_place():
     """A ring of over 200 MB is aliased to its argument, and scratch stays below a fifth of it."""
     cfg, env, fns = build(num_envs=64, length=140_000, batch_size=256)

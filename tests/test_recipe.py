@@ -106,7 +106,9 @@ def interrupt_at(monkeypatch, iteration, gamma):
     monkeypatch.setattr(session.Session, "over", stopped)
 
 
-@pytest.mark.parametrize(("iteration", "gamma"), [(20, 0.99), (20, 0.9)])
+@pytest.mark.parametrize(
+    ("iteration", "gamma"), [(20, 0.99), pytest.param(20, 0.9, marks=pytest.mark.slow)]
+)
 def test_an_interrupted_recipe_goes_on_with_the_same_bits(
     whole, iteration, gamma, tmp_path, monkeypatch
 ):

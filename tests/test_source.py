@@ -308,6 +308,7 @@ def test_playground_environments_of_ones_own_train(tmp_path):
     assert summary["final_length"] == 77
 
 
+@pytest.mark.slow
 def test_locomotion_of_ones_own_trains_and_resumes(tmp_path):
     text = PLAYGROUND.replace("TestsCartpole", "TestsWalker").replace("MyCartpole", "MyWalker")
     text = text.replace("dm_control_suite.register", "locomotion.register")

@@ -460,6 +460,7 @@ def test_steady_speed():
         )
 
 
+@pytest.mark.slow
 def test_the_metric_ranks_right_where_the_reward_does_not(tmp_path):
     """Tracking error is least without a price on energy; rewards grow with their weights."""
     learn = ["--env", "Cruise", "--profile", "cpu", "--quiet", "--no-video", "--iterations", "250"]

@@ -185,9 +185,8 @@ def fast_td3(
         next_action += jnp.clip(noise, -h.noise_clip, h.noise_clip)
         next_action = jnp.clip(next_action, -1.0, 1.0)
         outputs = nets.critic(state.target, spec.critic_obs(batch.next_obs), next_action)
-        return jax.vmap(critic_of(state).target, in_axes=(1, 0, 0, None))(
-            outputs, batch.reward, batch.discount, combine
-        )
+        target = jax.vmap(critic_of(state).target, in_axes=(1, 0, 0, None))
+        return target(outputs, batch.reward, batch.discount, combine)
 
     def difference(state: AgentState, outputs: Array, targets: Array) -> Array:
         """|TD error|, mean over the critics: [B]."""
@@ -284,4 +283,5 @@ def fast_td3(
         outputs = nets.critic(state.critic, spec.critic_obs(batch.obs), batch.action)
         return difference(state, outputs, make_targets(state, batch, key))
 
-    return Agent(init, act, observe, update, lambda state: state.hyper.gamma, td_error, health)
+    discount = lambda state: state.hyper.gamma  # noqa: E731
+    return Agent(jax.jit(init), act, observe, update, discount, td_error, health)

@@ -594,7 +594,7 @@ def hyper_fields(section: type) -> dict[str, dataclasses.Field]:
     return {f.metadata["symbol"] or f.name: f for f in found}
 
 
-def number(value: float | None) -> float:
+def number(value: Any) -> Any:
     """A setting as a number: the length of a schedule that has none is FOREVER."""
     return FOREVER if value is None else value
 

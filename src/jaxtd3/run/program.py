@@ -194,7 +194,6 @@ def build_population(
     check_members(configs)
     config = configs[0].resolved()
     parts = parts or load_parts(config)
-    parts = parts._replace(agent=parts.agent._replace(init=jax.jit(parts.agent.init)))
     fns = make_population(
         parts.env,
         parts.agent,
