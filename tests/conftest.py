@@ -23,6 +23,7 @@ jax.config.update(
 )
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # as runtime.prepare
 
+
 @pytest.fixture(scope="module", autouse=True)
 def optimizations(request: pytest.FixtureRequest) -> Iterator[None]:
     """Most of LLVM's optimisations are off, but in files that are `as_shipped` as a whole."""
@@ -44,19 +45,8 @@ def meshes() -> Path:
     return SHARED_MESHES
 
 
-# Longest first: of the two workers of `scripts/test` neither shall begin a long file at the end.
-FIRST = [
-    "faults",
-    "devices",
-    "playground",
-    "lineage",
-    "trainer",
-    "sweep",
-    "bench",
-    "program",
-    "learning",
-    "docs",
-]
+# Longest first: no worker of `scripts/test` shall begin a long file at the end.
+FIRST = ["devices", "faults", "native", "trainer", "source", "lineage", "docs", "deploy_program"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
