@@ -62,7 +62,7 @@ def parts():
 
 @pytest.fixture(scope="module")
 def result(parts):
-    return measure.measure(parts, 5, length=5, seconds=0.05, beside=[sketch_task], compiles=1)
+    return measure.measure(parts, 3, length=5, seconds=0.02, beside=[sketch_task], compiles=1)
 
 
 # --- the result ---------------------------------------------------------------------------------

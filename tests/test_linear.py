@@ -106,7 +106,8 @@ def test_the_cpu_multiplies_bf16_as_bf16(shape):
 
 
 @pytest.mark.parametrize(
-    "network", ["mlp", "simbav2", pytest.param("simnorm", marks=pytest.mark.slow)]
+    "network",
+    ["mlp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("simnorm", "simbav2"))],
 )
 def test_every_network_learns_in_bf16(network):
     from benchmarks.programs import full_state

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -211,7 +212,7 @@ def make_update(monkeypatch, spec, mode):
         target=critic_params("mlp/init/target"),
     )
     monkeypatch.setattr(jax.random, "normal", lambda key, shape: jnp.asarray(DATA["batch/noise"]))
-    return agent, state
+    return jax.jit(partial(agent.update, policy=True)), state
 
 
 def compare_params(state, prefix):
@@ -231,9 +232,9 @@ def same_params(ours, theirs):
 @pytest.mark.as_shipped
 @pytest.mark.parametrize("mode", MODES)
 def test_three_rounds(mode, spec, batch, monkeypatch):
-    agent, state = make_update(monkeypatch, spec, mode)
+    update, state = make_update(monkeypatch, spec, mode)
     for i in range(3):
-        state, metrics, _ = agent.update(state, batch, jax.random.key(i), policy=True)
+        state, metrics, _ = update(state, batch, jax.random.key(i))
         close(metrics["critic_loss"], DATA[f"mlp/{mode}/critic_losses/{i}"])
         close(metrics["actor_loss"], DATA[f"mlp/{mode}/actor_losses/{i}"])
         if i in (0, 2):
@@ -245,8 +246,8 @@ def test_three_rounds(mode, spec, batch, monkeypatch):
 @pytest.mark.parametrize("mode", MODES)
 def test_gradients(mode, spec, batch, monkeypatch):
     """Read off Adam's first moment after one update: m = (1 - 0.9) * g."""
-    agent, first = make_update(monkeypatch, spec, mode)
-    state, metrics, _ = agent.update(first, batch, jax.random.key(0), policy=True)
+    update, first = make_update(monkeypatch, spec, mode)
+    state, metrics, _ = update(first, batch, jax.random.key(0))
     close(metrics["critic_loss"], DATA[f"mlp/{mode}/critic_loss"])
     close(metrics["actor_loss"], DATA[f"mlp/{mode}/actor_loss"])
 
@@ -312,8 +313,9 @@ def test_simba_three_rounds(spec, batch, monkeypatch):
     parts = {part: simba_params("simbav2/init", part) for part in ("actor", "critic", "target")}
     state = agent.init(jax.random.key(0)).replace(**parts)
     monkeypatch.setattr(jax.random, "normal", lambda key, shape: jnp.asarray(DATA["batch/noise"]))
+    update = jax.jit(partial(agent.update, policy=True))
     for i in range(3):
-        state, metrics, _ = agent.update(state, batch, jax.random.key(i), policy=True)
+        state, metrics, _ = update(state, batch, jax.random.key(i))
         close(metrics["critic_loss"], DATA[f"simbav2/cdq/critic_losses/{i}"])
         close(metrics["actor_loss"], DATA[f"simbav2/cdq/actor_losses/{i}"])
         if i in (0, 2):
@@ -360,10 +362,12 @@ def test_replay(case):
     cfg = ReplayConfig(
         length=capacity, n_step=get("n_steps").item(), batch_size=4, store_next_obs=True
     )
+    add = jax.jit(partial(ring.add, store_next_obs=True))
+    windows = jax.jit(ring.windows, static_argnums=(4, 5))
     state = ring.init(spec, cfg, num_envs)
     for i in range(writes):
         done, truncated = get("write/done")[i] > 0, get("write/truncated")[i] > 0
-        state = ring.add(
+        state = add(
             state,
             Transition(
                 obs=jnp.concatenate([get("write/obs")[i], get("write/critic_obs")[i]], -1),
@@ -377,13 +381,12 @@ def test_replay(case):
                 ),
                 valid=jnp.ones(num_envs, bool),
             ),
-            store_next_obs=True,
         )
     starts = get("starts")
     oldest = max(0, writes - capacity)
     gamma = hp("gamma")
     for e in range(num_envs):
-        batch = ring.windows(
+        batch = windows(
             state, starts - oldest, jnp.full(starts.shape, e), jnp.float32(gamma), spec, cfg
         )
         close(batch.obs, jnp.concatenate([get("sample/obs")[e], get("sample/critic_obs")[e]], -1))

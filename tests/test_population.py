@@ -29,6 +29,7 @@ from jaxtd3.loop.schedule import (
     moving_weights,
     survival,
 )
+from jaxtd3.run.program import pool_key, run_keys
 
 TINY = {
     "num_envs": 4,
@@ -42,8 +43,9 @@ TINY = {
     "warmup": 4,
     "n_step": 3,
     "episode_length": 12,
+    "log_every": 24,
 }
-STEPS = 24
+STEPS = TINY["log_every"]
 
 
 def config(**changes) -> jaxtd3.Config:
@@ -77,8 +79,7 @@ class Trained(NamedTuple):
     first: Any
     last: Any
     metrics: Any
-    init: Any
-    chunk: Any
+    runs: Any
     traces: list
 
 
@@ -86,16 +87,10 @@ class Trained(NamedTuple):
 def population() -> Trained:
     """A population, its first and last state and its metrics."""
     traces = []
-    init, train_step = make_population(*parts(BASE), MEMBERS)
-
-    def counted(state):
-        traces.append(1)
-        return train_step(state)
-
-    chunk = jaxtd3.make_chunk(counted, STEPS)
-    first = init()
-    last, metrics = chunk(jax.tree.map(jnp.copy, first))
-    return Trained(first, last, metrics, init, chunk, traces)
+    runs = jaxtd3.build_population(MEMBERS, on_trace=lambda: traces.append(1))
+    first = runs.start()
+    last, metrics = runs.advance(jax.tree.map(jnp.copy, first))
+    return Trained(first, last, metrics, runs, traces)
 
 
 @pytest.mark.parametrize("index", range(len(MEMBERS)))
@@ -103,7 +98,7 @@ def test_members_are_single_runs(population, index):
     """Within 1e-5: matrix products of P members together are summed in another order than alone."""
     cfg = MEMBERS[index]
     init, _, train_step = jaxtd3.make_train_step(*parts(cfg), cfg.loop)
-    start = init(jax.random.key(cfg.run.seed))
+    start = init(run_keys(cfg.run.seed).init)
     first, last, metrics, *_ = population
     for name, x in leaves(start).items():
         np.testing.assert_array_equal(leaves(take_member(first, index))[name], x, err_msg=name)
@@ -116,18 +111,16 @@ def test_members_are_single_runs(population, index):
     assert int(alone.agent.updates) == (STEPS - TINY["warmup"])
 
 
-def test_build_population_is_build_many_times():
-    """Pool and all: the second chunk begins with a new one."""
-    configs = [cfg.override({"log_every": 6}) for cfg in MEMBERS[:2]]
-    many, one = jaxtd3.build_population(configs), jaxtd3.build(configs[1])
-    together, alone = many.start(), one.start()
-    for _ in range(2):
-        together, metrics = many.advance(together)
-        alone, own = one.advance(alone)
-    assert int(alone.iteration) == 12
-    np.testing.assert_array_equal(together.env.pool_obs[1], alone.env.pool_obs)
-    assert not np.array_equal(together.env.pool_obs[0], alone.env.pool_obs)
-    np.testing.assert_allclose(metrics["train/critic_loss"][1], own["train/critic_loss"], rtol=1e-3)
+def test_every_chunk_but_the_first_begins_with_a_new_pool(population):
+    later, _ = population.runs.advance(jax.tree.map(jnp.copy, population.last))
+    for i, cfg in enumerate(MEMBERS):
+        np.testing.assert_array_equal(
+            population.last.env.pool_obs[i], population.first.env.pool_obs[i]
+        )
+        env = take_member(population.last.env, i)
+        fresh = jaxtd3.make_env(cfg.env).refresh(env, pool_key(cfg.run.seed, STEPS))
+        np.testing.assert_array_equal(later.env.pool_obs[i], fresh.pool_obs)
+        assert not np.array_equal(fresh.pool_obs, env.pool_obs)
 
 
 def test_what_is_no_population_is_refused_in_one_line():
@@ -146,7 +139,8 @@ def test_members_differ(population):
 
 def test_another_wave_is_not_traced_again(population):
     others = [m.override({"seed": 9, "gamma": 0.5}) for m in MEMBERS]
-    state, _ = population.chunk(population.init(others))
+    wave = population.runs._replace(configs=others)
+    state, _ = wave.advance(wave.start())
     assert len(population.traces) == 1
     np.testing.assert_array_equal(state.agent.hyper.gamma, np.float32(0.5))
 

@@ -138,6 +138,7 @@ def test_a_time_limit_is_not_an_end(value):
     assert value(ENDLESS, 1.0)[0] == near(1 / (1 - GAMMA))
 
 
+@pytest.mark.slow
 def test_three_step_windows_and_no_bootstrap():
     """n = 3 gives the same values; a time limit may be told to end the value."""
     value = train([DELAYED, ENDLESS], 600, n_step=3, bootstrap_truncated=False)

@@ -73,7 +73,7 @@ def test_pendulum_runs_and_all_devices_hold_the_same_agent(devices):
     run_agrees("Pendulum", devices)
 
 
-@pytest.mark.parametrize("devices", [2, *(pytest.param(n, marks=SLOW) for n in (1, 4, 8))])
+@pytest.mark.parametrize("devices", [pytest.param(n, marks=SLOW) for n in (1, 2, 4, 8)])
 def test_cartpole_runs_and_all_devices_hold_the_same_agent(devices):
     run_agrees("CartpoleBalance", devices)
 
