@@ -91,7 +91,7 @@ def test_a_run_goes_on_with_another_number_of_devices(tmp_path):
             ["--coordinator", "localhost", "--num-processes", "2", "--process-id", "0"],
             "write HOST:PORT",
         ),
-        (["--devices", "3"], "num_envs=64 is not divisible by 3 devices"),
+        (["--devices", "3"], "num_envs=64 is not divisible by 3 devices: 63 or 66"),
     ],
 )
 def test_half_a_description_is_refused(words, said, tmp_path):

@@ -530,10 +530,10 @@ def test_the_list_is_what_loading_finds():
             missing[name] = str(error)
             continue
         found = "weighted sum" if spec.reward_terms else "fixed"
-        assert reward_kind(name) in (found, "told when loaded"), name
+        assert reward_kind(name) in (found, "known when loaded"), name
     for name, said in missing.items():
         assert "set MENAGERIE_ROOT to a mujoco_menagerie folder" in said
-        assert reward_kind(name) == "told when loaded", name
+        assert reward_kind(name) == "known when loaded", name
 
 
 @pytest.mark.slow

@@ -155,9 +155,9 @@ def reward_kind(name: str) -> str:
     if name in _OWN:
         return "weighted sum" if _OWN[name]().spec.reward_terms else "fixed"
     if reference_of(name) is not None:
-        return "weighted sum" if name in _LAZY else "told when loaded"
+        return "weighted sum" if name in _LAZY else "known when loaded"
     if any(fnmatchcase(name, pattern) for pattern in REWARD_NOT_KNOWN):
-        return "told when loaded"
+        return "known when loaded"
     return "weighted sum" if any(fnmatchcase(name, p) for p in WEIGHTED) else "fixed"
 
 

@@ -126,11 +126,11 @@ class Simulations:
         except mujoco_batch.SimulationError as error:
             bad[error.ids], reason = True, str(error)
         with np.errstate(over="ignore", invalid="ignore"):
-            reason = self._judge(bad) or reason
+            reason = self._mark_bad(bad) or reason
             reason = self._copy(outs, bad) or reason
         return int((bad & ~again).sum()), reason
 
-    def _judge(self, bad: np.ndarray) -> str:
+    def _mark_bad(self, bad: np.ndarray) -> str:
         """Mark in `bad` what was warned about or grew too large; why the last did."""
         reason, batch = "", self.batch
         if not np.abs(self.moving).max() < mujoco.mjMAXVAL:  # C looks before a step, not after it
