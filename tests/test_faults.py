@@ -45,15 +45,12 @@ AGENT = AgentConfig(actor_hidden=8, critic_hidden=8, num_atoms=5, max_bad_update
 
 
 SHORT = [
-    ("bits", 1),  # flipped ones, not by the command
     ("nan", 1),  # in the physics; one that never ends: test_a_fault_is_dumped_and_replayed
     ("fuzz", 2),
     *(
         pytest.param(part, None, marks=pytest.mark.slow)
-        for part in ("kills", "bits", "nan", "fuzz")
+        for part in ("kills", "bits", "nan", "fuzz", "disk", "phases")
     ),
-    pytest.param("disk", None, marks=pytest.mark.slow),
-    pytest.param("phases", None, marks=pytest.mark.slow),
 ]
 
 

@@ -83,13 +83,18 @@ def train(kinds, iterations, **replay):
     nets = mlp_networks(env.spec, cfg)
     z = jnp.linspace(cfg.v_min, cfg.v_max, cfg.num_atoms)
 
-    def value(kind, obs, action=None):
-        agent_state = jax.tree.map(lambda x: x[kinds.index(kind)], state.agent)
-        x = jnp.array([[obs]])
-        a = agent.act(agent_state, x) if action is None else jnp.array([[action]])
+    @jax.jit
+    def judged(agent_state, x, action):
+        a = jnp.where(jnp.isnan(action), agent.act(agent_state, x), action)
         seen = (x - agent_state.obs_stats.mean) / (jnp.sqrt(agent_state.obs_stats.var) + 1e-2)
         q = jax.nn.softmax(nets.critic(agent_state.critic, seen, a)) @ z
-        return float(q.mean()), float(a[0, 0])
+        return q.mean(), a[0, 0]
+
+    def value(kind, obs, action=None):
+        agent_state = jax.tree.map(lambda x: x[kinds.index(kind)], state.agent)
+        given = jnp.nan if action is None else action
+        q, a = judged(agent_state, jnp.array([[obs]]), jnp.array([[given]]))
+        return float(q), float(a)
 
     return value
 
