@@ -99,11 +99,17 @@ def train(kinds, iterations, **replay):
     return value
 
 
-@pytest.fixture(scope="module")
-def value():
-    jax.config.update("jax_numpy_rank_promotion", "allow")  # for the test's own arithmetic
-    yield train([CONSTANT, OBSERVATION, DELAYED, ACTION, BOTH, ENDLESS], 2000)
+@pytest.fixture(scope="module", autouse=True)
+def promotion():
+    """For the test's own arithmetic."""
+    jax.config.update("jax_numpy_rank_promotion", "allow")
+    yield
     jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture(scope="module")
+def value(promotion):
+    return train([CONSTANT, OBSERVATION, DELAYED, ACTION, BOTH, ENDLESS], 2000)
 
 
 def near(x):
