@@ -68,6 +68,7 @@ def result(parts):
 # --- the result ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_schema(result):
     assert (*[k for k in result if k != "details"],) == measure.HEADLINES
     for name in measure.HEADLINES:
@@ -77,6 +78,7 @@ def test_schema(result):
     assert json.loads(json.dumps(result)) == result
 
 
+@pytest.mark.slow
 def test_the_program_is_traced_once_and_stays_on_the_device(result):
     facts = result["details"]["program"]
     assert result["traces"]["median"] == 1
@@ -85,6 +87,7 @@ def test_the_program_is_traced_once_and_stays_on_the_device(result):
     assert facts["aliased_bytes"] >= facts["ring_bytes"]
 
 
+@pytest.mark.slow
 def test_rates_are_those_of_the_times(result):
     rate = 1e3 / result["details"]["milliseconds"]["iteration"]["median"]
     assert result["iterations_per_second"]["median"] == pytest.approx(rate)
@@ -100,6 +103,7 @@ def test_regression_guard(result):
     assert ms["iteration"]["low"] < 2 * halves
 
 
+@pytest.mark.slow
 def test_the_table_names_every_headline(result):
     text = "\n".join(measure.lines(result))
     for name in measure.HEADLINES:
@@ -252,7 +256,7 @@ def test_roofline_arithmetic():
 @pytest.mark.slow
 def test_lowered_for_cuda():
     """No f32 scatter-add in the learner; `highest` on the environment's dots and nowhere else."""
-    parts = make_parts("CartpoleBalance")
+    parts = make_parts("CartpoleBalance", impl="jax")  # native physics runs on a CPU alone
     found = roofline.roofline(parts, "h100")
     assert found["cuda"]["env_dots"] > 0
     assert found["cuda"]["env_dots_highest"] > 0
@@ -414,6 +418,7 @@ def test_races_are_summed_up():
     assert "cannot run: no" in races.row_text(rows[-1])
 
 
+@pytest.mark.slow
 def test_the_tables_hold_what_was_found(result, tmp_path):
     rows = [a_row("ours", 0, 10.0), a_row("sketch", 0, 60.0)]
     race = {"env": "E", "goal": 9.0, "rows": rows, "summary": races.summarize(rows)}

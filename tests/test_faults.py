@@ -46,7 +46,6 @@ AGENT = AgentConfig(actor_hidden=8, critic_hidden=8, num_atoms=5, max_bad_update
 
 SHORT = [
     ("nan", 1),  # in the physics; one that never ends: test_a_fault_is_dumped_and_replayed
-    ("fuzz", 2),
     *(
         pytest.param(part, None, marks=pytest.mark.slow)
         for part in ("kills", "bits", "nan", "fuzz", "disk", "phases")

@@ -127,7 +127,7 @@ def test_native_physics_does_not_depend_on_the_number_of_devices():
     assert np.ptp(one.obs, axis=0).max() > 0.01
 
 
-@pytest.mark.parametrize("name", ["Pendulum", "CartpoleBalance"])
+@pytest.mark.parametrize("name", ["Pendulum", pytest.param("CartpoleBalance", marks=SLOW)])
 def test_first_states_do_not_depend_on_the_number_of_devices(name):
     one, four = (parts_of(name, n).fns.init(jax.random.key(0)) for n in (1, 4))
     np.testing.assert_array_equal(one.env.obs, four.env.obs)

@@ -436,6 +436,7 @@ def test_a_run_keeps_the_name_and_the_digest(trained, robot):
     assert config["env"]["source_sha256"] == source.source_sha256(found)
 
 
+@pytest.mark.slow
 def test_resume_is_exact_and_tells_of_changed_code(robot, trained, tmp_path, capsys):
     """Stopped in the middle and resumed, a run ends where it would have: a task is pure."""
     run, env = tmp_path / "run", ["--env", f"{robot}:Walk", "--no-video"]
