@@ -436,7 +436,7 @@ def test_killed_and_resumed_is_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr(artifacts, "make_policy", lambda session, state: None)
     flags = ["train", "--env", "WalkerRun", "--no-video", "--quiet"]
     flags += [f"--{name.replace('_', '-')}={value}" for name, value in SIZES.items()]
-    flags += ["--iterations=600", "--log-every=50", "--checkpoint-every=50", "--eval-every=600"]
+    flags += ["--iterations=300", "--log-every=25", "--checkpoint-every=25", "--eval-every=300"]
     flags += ["--episode-length=100", "--eval-episodes=2"]
 
     def sha256(name, *more):
