@@ -287,6 +287,7 @@ def test_the_layout_names_every_part_of_the_window():
     assert "linvel" not in named
 
 
+@pytest.mark.slow
 def test_carried_away_and_played(tmp_path, capsys):
     """A policy file: its controller with the history as state, its ONNX, played."""
     hides = {"actor_hides": "linvel", "history": 3, "actor_hidden": 16, "impl": "native"}

@@ -296,6 +296,7 @@ SHORT = (
 )
 
 
+@pytest.mark.slow
 def test_playground_environments_of_ones_own_train(tmp_path):
     name = f"{write(tmp_path, PLAYGROUND, 'registers.py')}:TestsCartpole"
     run = tmp_path / "run"
