@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ jax.config.update(
     "jax_compilation_cache_dir",
     os.environ.get("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax")),
 )
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # as runtime.prepare
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)  # else writing costs more
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -43,6 +44,12 @@ def meshes() -> Path:
     if not SHARED_MESHES.is_dir():
         pytest.skip("no real meshes beside the project")
     return SHARED_MESHES
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector all that was imported."""
+    gc.collect()
+    gc.freeze()
 
 
 # Longest first: no worker of `scripts/test` shall begin a long file at the end.

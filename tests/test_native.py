@@ -129,9 +129,14 @@ def test_programs_with_native_physics_are_kept_in_the_compile_cache(tmp_path):
     env = load("CartpoleBalance")
     step = lambda s, a: jax.vmap(env.step)(s, a).obs  # noqa: E731
     state, _ = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.key(0), 3))
-    before = jax.config.jax_compilation_cache_dir
+    settings = {
+        "jax_compilation_cache_dir": str(tmp_path),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+    }
+    before = {name: jax.config.values[name] for name in settings}
     try:
-        jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+        for name, value in settings.items():
+            jax.config.update(name, value)
         jax.experimental.compilation_cache.compilation_cache.reset_cache()
         action = jnp.zeros((3, 1))
         first = jax.jit(step)(state, action)
@@ -142,7 +147,8 @@ def test_programs_with_native_physics_are_kept_in_the_compile_cache(tmp_path):
         assert compile_log().hits > hits
         np.testing.assert_array_equal(first, again)
     finally:
-        jax.config.update("jax_compilation_cache_dir", before)
+        for name, value in before.items():
+            jax.config.update(name, value)
         jax.experimental.compilation_cache.compilation_cache.reset_cache()
 
 

@@ -109,7 +109,7 @@ def promotion():
 
 @pytest.fixture(scope="module")
 def value(promotion):
-    return train([CONSTANT, OBSERVATION, DELAYED, ACTION, BOTH, ENDLESS], 2000)
+    return train([CONSTANT, OBSERVATION, DELAYED, ACTION, BOTH, ENDLESS], 800)
 
 
 def near(x):
