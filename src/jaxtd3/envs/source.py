@@ -95,7 +95,11 @@ def located(reference: str, run: Path) -> str:
 
 
 def load_file(path: Path, reference: str) -> ModuleType:
-    """The module of a file, run once as long as the file stays the same."""
+    """The module of a file, run once as long as the file stays the same.
+
+    What runs are the bytes that were read here: Python's own bytecode files are told from an older
+    text by whole seconds and the size alone, and would litter the folder.
+    """
     try:
         text = path.read_bytes()
     except OSError as error:
@@ -106,7 +110,7 @@ def load_file(path: Path, reference: str) -> ModuleType:
         return _loaded[path][1]
     name = f"jaxtd3_env_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
+    if spec is None:
         raise UserError(f"--env {reference}: {path.name} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
@@ -114,7 +118,7 @@ def load_file(path: Path, reference: str) -> ModuleType:
         sys.path.append(str(path.parent))
     try:
         with blaming(path):
-            spec.loader.exec_module(module)
+            exec(compile(text, path, "exec", dont_inherit=True), vars(module))
     except UserError:
         sys.modules.pop(name, None)
         raise
