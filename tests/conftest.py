@@ -22,7 +22,7 @@ jax.config.update(
     "jax_compilation_cache_dir",
     os.environ.get("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax")),
 )
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)  # else writing costs more
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.25)  # else writing costs more
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -44,6 +44,17 @@ def meshes() -> Path:
     if not SHARED_MESHES.is_dir():
         pytest.skip("no real meshes beside the project")
     return SHARED_MESHES
+
+
+@pytest.fixture
+def bare_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs end without what takes longer than their training: a report, a policy file, and the
+    split of their time, for which the learner is compiled once more."""
+    from jaxtd3.run import artifacts
+
+    monkeypatch.setattr(artifacts, "make_report", lambda run_dir: None)
+    monkeypatch.setattr(artifacts, "make_policy", lambda run, state: None)
+    monkeypatch.setattr(artifacts, "split_train", lambda run, state: {})
 
 
 def pytest_collection_finish() -> None:

@@ -46,13 +46,11 @@ AGENT = AgentConfig(actor_hidden=8, critic_hidden=8, num_atoms=5, max_bad_update
 # Short tests of most of this: below, in test_checkpoint.py, test_env.py and test_native.py.
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["kills", "bits", "nan", "fuzz", "disk", "phases"])
-def test_drill_in_short(part, tmp_path, monkeypatch):
+def test_drill_in_short(part, tmp_path, monkeypatch, bare_ends):
     monkeypatch.setattr(saves, "ITERATIONS", 300)
     monkeypatch.setattr(files, "COMMANDS", 1)
     monkeypatch.setattr(fuzz, "BY_COMMAND", 1)
     monkeypatch.setitem(disk.SIZE, "iterations", 1500)
-    monkeypatch.setattr(artifacts, "make_report", lambda run_dir: None)
-    monkeypatch.setattr(artifacts, "make_policy", lambda session, state: None)
     settings = Settings(kills=1, flips=24, truncations=12, fuzz=60)
     rows = list(drill.run_part(part, settings, tmp_path))
     assert rows
@@ -254,10 +252,8 @@ def program(parts, tmp_path_factory):
 
 
 @pytest.fixture
-def session(parts, program, tmp_path, monkeypatch):
+def session(parts, program, tmp_path, bare_ends):
     """A run whose evaluations return what the test says."""
-    monkeypatch.setattr(artifacts, "make_report", lambda run_dir: None)
-    monkeypatch.setattr(artifacts, "make_policy", lambda session, state: None)
 
     def make(returns=(1.0, 2.0, 3.0, 4.0), ui=None, evaluate_robust=None, **changes) -> Session:
         scores = iter((0.0, *returns))  # first the weights it began with

@@ -34,7 +34,6 @@ from jaxtd3.envs.playground import meshes as mesh_module
 from jaxtd3.envs.playground.adapter import load_playground
 from jaxtd3.errors import UserError
 from jaxtd3.loop.population import make_population, take_member
-from jaxtd3.run import artifacts
 from jaxtd3.run.arrays import state_sha256
 from jaxtd3.run.policy import save_policy
 from jaxtd3.run.program import build, chunk_of, make_envs
@@ -433,13 +432,11 @@ def test_no_bit_depends_on_the_number_of_threads(cheetah):
     assert len(digests) == 1
 
 
-def test_killed_and_resumed_is_the_same(tmp_path, monkeypatch):
+def test_killed_and_resumed_is_the_same(tmp_path, bare_ends):
     """SIGKILL after a checkpoint; another process goes on, with other threads.
 
     In WalkerRun a warm start that is lost changes the digest, in CheetahRun it does not.
     """
-    monkeypatch.setattr(artifacts, "make_report", lambda run_dir: None)
-    monkeypatch.setattr(artifacts, "make_policy", lambda session, state: None)
     flags = ["train", "--env", "WalkerRun", "--no-video", "--quiet"]
     flags += [f"--{name.replace('_', '-')}={value}" for name, value in SIZES.items()]
     flags += ["--iterations=300", "--log-every=25", "--checkpoint-every=25", "--eval-every=300"]

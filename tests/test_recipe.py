@@ -58,10 +58,9 @@ def test_the_stages_of_a_humanoid(tmp_path):
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch):
-    """Two stages that any environment has, and no reports."""
+def small(monkeypatch, bare_ends):
+    """Two stages that any environment has."""
     monkeypatch.setitem(RECIPES, "small", SMALL)
-    monkeypatch.setattr(artifacts, "make_report", lambda run_dir: None)
 
 
 def train(run_dir, *more) -> dict:

@@ -86,10 +86,8 @@ def parts():
 
 
 @pytest.fixture
-def run(parts, tmp_path, monkeypatch):
-    """run(name, settings, options) -> summary, without the slow pictures."""
-    monkeypatch.setattr(artifacts, "make_report", lambda run_dir: None)
-    monkeypatch.setattr(artifacts, "make_policy", lambda session, state: None)
+def run(parts, tmp_path, bare_ends):
+    """run(name, settings, options) -> summary."""
 
     def start(name: str = "run", settings: dict | None = None, ui=None, **options) -> dict:
         config = parts.config.override(settings or {})
@@ -165,8 +163,7 @@ def test_saved_config_reproduces_the_run(whole, tmp_path):
     assert summary(tmp_path / "again")["state_sha256"] == summary(whole)["state_sha256"]
 
 
-def test_json_is_all_that_is_printed(tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr(artifacts, "make_report", lambda run_dir: None)
+def test_json_is_all_that_is_printed(tmp_path, capfd, bare_ends):
     train(tmp_path / "run", "--json", "--iterations", "10")
     printed = capfd.readouterr().out
     assert json.loads(printed)["iterations"] == 10
