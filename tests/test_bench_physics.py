@@ -109,6 +109,7 @@ def test_back_ends_beside_c_alone_in_one_run(without_envpool, capsys):
         (f"--env {ENV} --impl native,jax --breakdown", "--breakdown and --impl with a list"),
         (f"--env {ENV} --peers --envpool", "one at a time"),
         ("--env Pendulum --impl native,jax", "no physics back ends"),
+        (f"--env {ENV} --impl native,jax --randomize", "has one model"),
     ],
 )
 def test_mistakes_are_one_line(flags, says, capsys):

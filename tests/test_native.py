@@ -27,7 +27,7 @@ from jaxtd3.core import processes
 from jaxtd3.envs import registry
 from jaxtd3.envs.batch import batch_env, undisturbed
 from jaxtd3.envs.physics import hostcall, native
-from jaxtd3.envs.physics.fields import Probe
+from jaxtd3.envs.physics.fields import Probe, find_used
 from jaxtd3.envs.physics.hostcall import host_call
 from jaxtd3.envs.physics.native import NativePhysics, needs_dense, prepare_model, share_of_cores
 from jaxtd3.envs.playground import meshes as mesh_module
@@ -173,6 +173,36 @@ def test_pushes_reach_the_engine_where_the_environment_applies_them():
 def test_what_never_changes_is_there_where_it_is_observed():
     """Go1 without pushes observes the force of none."""
     assert "xfrc_applied" in load("Go1JoystickFlatTerrain").physics.reads
+
+
+def test_what_a_reset_sets_after_its_last_physics_call_is_passed():
+    """A weld that is released, a hand that is moved: neither is MuJoCo's default."""
+    model = mujoco.MjModel.from_xml_string(KINDS["mocap"])
+    like = mujoco.mjx.make_data(model, impl="cpp")
+
+    def used(change, calls=1):
+        physics = NativePhysics(model, like)
+
+        def reset(physics, key):
+            data = physics.forward(None, like) if calls else like
+            data = change(data)
+            data = physics.forward(None, data) if calls == 2 else data
+            return data, data.qpos
+
+        def step(physics, args):
+            data = physics.step(None, args[0], args[1])
+            return data, data.qpos
+
+        return find_used(physics, step, (like, like.ctrl), reset, jax.random.PRNGKey(0))
+
+    names = {"eq_active", "mocap_pos", "mocap_quat"}
+    for calls in (0, 1, 2):
+        assert names <= set(used(lambda data: data, calls).constant)
+        released = used(lambda data: data.replace(eq_active=data.eq_active.at[0].set(False)), calls)
+        assert names - {"eq_active"} <= set(released.constant)
+        assert "eq_active" not in released.constant
+        moved = used(lambda data: data.replace(mocap_pos=jnp.ones((1, 3))), calls)
+        assert "mocap_pos" not in moved.constant
 
 
 # --- fidelity -----------------------------------------------------------------------------------
@@ -755,10 +785,10 @@ def test_a_sparse_jacobian_is_avoided_where_mujoco_errs():
 def test_model_fields_are_each_simulations_own():
     """On a spring the heavier ball sinks more, on a slope the smoother one slides further."""
     xml = """<mujoco><option gravity="2 0 -9.81"/><worldbody>
-      <body><joint type="slide" axis="0 0 1" stiffness="100" damping="20"/>
+      <body simple="false"><joint type="slide" axis="0 0 1" stiffness="100" damping="20"/>
         <geom size="0.1" mass="1" contype="0" conaffinity="0"/></body>
       <geom type="plane" size="9 9 1" pos="0 0 -1" friction="0.01"/>
-      <body pos="0 0 -0.9"><freejoint/><geom type="box" size="0.1 0.1 0.1" friction="1"/></body>
+      <body pos="0 0 -0.9" simple="false"><freejoint/><geom type="box" size="0.1 0.1 0.1" friction="1"/></body>
       </worldbody></mujoco>"""
     model = mujoco.MjModel.from_xml_string(xml)
     like = mujoco.mjx.make_data(model, impl="cpp")
@@ -805,6 +835,93 @@ def test_centres_of_mass_follow_randomised_masses():
         for field in ("subtree_com", "cvel", "sensordata", "qacc"):
             got, want = getattr(found, field)[index], np.float32(getattr(data, field))
             np.testing.assert_array_equal(got, want, err_msg=field)
+
+
+ALONE = """<mujoco><worldbody>
+  <body name="box"><freejoint/><geom type="box" size="0.1 0.1 0.1" mass="1"/></body>
+  <body name="cart" pos="1 0 0"><joint type="slide" axis="0 0 1"/><geom size="0.1" mass="1"/></body>
+  <body name="arm" pos="2 0 0"><joint axis="0 1 0"/><geom size="0.1" mass="1"/>
+    <site name="tip" pos="0.1 0 0"/></body>
+  </worldbody></mujoco>"""
+
+
+def test_randomised_fields_reach_bodies_that_move_alone():
+    """MuJoCo's compiler takes their mass matrix for constant and their frames for one; the
+    accelerations here are Newton's."""
+    model = mujoco.MjModel.from_xml_string(ALONE)
+    assert model.dof_simplenum.any()
+    model.opt.timestep = 0.003  # changed since it was compiled, as Playground does
+    like = mujoco.mjx.make_data(model, impl="cpp")
+    like = like.replace(qfrc_applied=jnp.zeros(model.nv).at[2].set(3.0))
+    varied = ["body_mass", "body_inertia", "body_ipos", "dof_armature"]
+    with pytest.raises(UserError, match='reach box, which moves alone: write simple="false"'):
+        NativePhysics(model, like, varied)
+    spec = functools.partial(mujoco.MjSpec.from_string, ALONE)
+    physics = NativePhysics(model, like, varied, make_spec=spec)
+    assert physics.model.opt.timestep == 0.003
+    put = mujoco.mjx.put_model(model, impl="cpp")
+    g, inertia = 9.81, model.body_inertia[3, 1]
+
+    @jax.jit
+    @jax.vmap
+    def acceleration(mass, armature, out):
+        model = put.replace(
+            body_mass=put.body_mass.at[1:].set(mass),
+            dof_armature=put.dof_armature.at[6].set(armature),
+            body_ipos=put.body_ipos.at[3, 0].set(out),
+        )
+        found = physics.forward(model, like)
+        return found.qacc[jnp.array([2, 6, 7])], found.xipos[3, 0]
+
+    mass, armature, out = jnp.array([[1.0, 0, 0], [2.0, 9.0, 0.05], [0.5, 1.0, -0.02]]).T
+    found, place = acceleration(mass, armature, out)
+    np.testing.assert_allclose(found[:, 0], 3 / mass - g, rtol=1e-5)
+    np.testing.assert_allclose(found[:, 1], -g * mass / (mass + armature), rtol=1e-5)
+    torque, about = mass * g * out, inertia + mass * out**2
+    np.testing.assert_allclose(found[:, 2], torque / about, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(place, 2 + out, rtol=1e-6)
+
+
+def test_a_model_that_is_not_its_files_is_not_recompiled():
+    model = mujoco.MjModel.from_xml_string(ALONE)
+    other = functools.partial(mujoco.MjSpec.from_string, ALONE.replace("<freejoint/>", "<joint/>"))
+    like = mujoco.mjx.make_data(model, impl="cpp")
+    with pytest.raises(UserError, match="which moves alone"):
+        NativePhysics(model, like, ["body_mass"], make_spec=other)
+
+
+def test_places_of_parts_follow_randomised_ones():
+    """Frames that coincide in the file: a geom at its body, a centre of mass at both."""
+    xml = """<mujoco><worldbody><body name="trunk"><freejoint/><geom size="0.1"/>
+      <body pos="1 0 0"><joint/><geom size="0.1"/></body></body></worldbody></mujoco>"""
+    model = mujoco.MjModel.from_xml_string(xml)
+    assert not model.dof_simplenum.any()
+    assert model.body_sameframe[2] == model.geom_sameframe[1] == 1
+    like = mujoco.mjx.make_data(model, impl="cpp")
+    physics = NativePhysics(model, like, ["body_ipos", "geom_pos"])
+    put = mujoco.mjx.put_model(model, impl="cpp")
+    moved = put.replace(
+        body_ipos=put.body_ipos.at[2, 1].set(0.3), geom_pos=put.geom_pos.at[1, 2].set(0.2)
+    )
+    found = jax.jit(lambda model: physics.forward(model, like))(moved)
+    np.testing.assert_allclose(found.xipos[2], [1, 0.3, 0], atol=1e-6)
+    np.testing.assert_allclose(found.geom_xpos[1], [1, 0, 0.2], atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_randomised_cube_moves_as_in_mjx():
+    """Leap's cube moves alone; its inertia and centre of mass are randomised."""
+    native, mjx = (
+        load_playground(jaxtd3.EnvConfig(name="LeapCubeReorient", randomize=True, impl=impl))
+        for impl in ("native", "jax")
+    )
+    assert not native.physics.model.dof_simplenum.any()
+    found = []
+    for env in (native, mjx):
+        state, _ = jax.jit(env.reset)(jax.random.key(0))
+        zero = jnp.zeros(env.spec.action_size)
+        found.append(jax.jit(env.step)(state, zero).state.state.data.qvel[-6:])
+    np.testing.assert_allclose(*found, rtol=1e-3, atol=1e-3)
 
 
 def test_a_heavier_robot_sinks_more():

@@ -252,6 +252,8 @@ def compare(
     check_env(cfg.name)
     if not has_physics(cfg.name):
         raise UserError(f"{cfg.name} has no physics back ends to compare")
+    if cfg.randomize:
+        raise UserError("--randomize: C MuJoCo alone, beside which it is measured, has one model")
     keys = jax.random.split(jax.random.key(0), num)
     back_ends = []
     for impl in impls:

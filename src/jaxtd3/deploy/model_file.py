@@ -12,6 +12,7 @@ from typing import Any
 import mujoco
 import numpy as np
 
+from jaxtd3.envs.playground.adapter import spec_of
 from jaxtd3.errors import UserError
 
 SAME = (
@@ -39,9 +40,7 @@ def write_model(robot: Any, folder: Path, name: str, note: str) -> None:
     `note` says in the file where the model is from and what its licence is.
     """
     model: mujoco.MjModel = robot.mj_model
-    parts = {name: x for name, x in robot.model_assets.items() if name.endswith(".xml")}
-    with open(robot.xml_path) as file:
-        spec = mujoco.MjSpec.from_string(file.read(), include=parts, assets=robot.model_assets)
+    spec = spec_of(robot)
     spec.option.timestep = model.opt.timestep
     spec.option.ccd_iterations = model.opt.ccd_iterations
     for geom in [g for g in spec.geoms if g.type == mujoco.mjtGeom.mjGEOM_MESH]:

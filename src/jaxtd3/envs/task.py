@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -155,7 +156,14 @@ class MujocoTask(TaskTables):
 
     def _native(self, cfg: EnvConfig) -> NativePhysics:
         """C MuJoCo, asked for the fields that this task uses and no others."""
-        physics = NativePhysics(self.mj_model, self._blank, self._varied, label=disturbances(cfg))
+        mjcf = getattr(self, "mjcf", None)
+        physics = NativePhysics(
+            self.mj_model,
+            self._blank,
+            self._varied,
+            label=disturbances(cfg),
+            make_spec=partial(mujoco.MjSpec.from_file, str(mjcf)) if mjcf else None,
+        )
         key = jax.random.PRNGKey(0)
 
         def reset(physics: Physics, key: Array) -> tuple[Any, Any]:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import mujoco
 import numpy as np
 
@@ -144,15 +143,14 @@ def is_constant(physics: NativePhysics, first: Trace, then: Trace, name: str) ->
     if any(x not in (given, *results) for x in passed):
         return False
     default = np.asarray(getattr(mujoco.MjData(physics.model), name))
-    for i in range(len(first.kinds)):
-        target = ("given", i, name)
-        jaxpr, used = first.needed(target.__eq__)
-        if any(path[0] == 0 or path[2] != name for path in used):
-            return False
-        if used:  # of an earlier call, which was found to be given the default
+    results = [first.variable("in", (1, i, name)) for i in range(len(first.kinds))]
+    for target in (*(("given", i, name) for i in range(len(results))), ("data", name)):
+        if first.variable("out", target) in results:  # of a call that was given the default
             continue
+        jaxpr, used = first.needed(target.__eq__)
+        if used:
+            return False
         (value,) = jax.core.eval_jaxpr(jaxpr, first.closed.consts)
         if not np.array_equal(np.asarray(value), default.reshape(value.shape)):
             return False
-    jaxpr, used = first.needed(lambda path: path == ("data", name))
-    return all(path[0] == 1 and path[2] == name for path in used) and bool(jnp.size(default))
+    return bool(default.size)

@@ -24,7 +24,7 @@ import hashlib
 import math
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,6 +46,10 @@ UNSURE = ("cacc", "cfrc_ext", "cfrc_int", "qfrc_inverse", "subtree_angmom", "sub
 BOUNDED = ("time", "qpos", "qvel", "act", "qacc_warmstart", *GIVEN, *UNSURE)
 """Fields whose numbers are known to be finite in 32 bits where nothing went wrong, or not known."""
 FULL = ("CONTACTFULL", "CNSTRFULL")  # contacts or constraints were left out: finite, and wrong
+INERTIAL = ("body_mass", "body_inertia", "body_ipos", "body_iquat", "dof_armature")
+"""Fields of a model from which its compiler found the mass matrix of bodies that move alone."""
+PLACING = ("body_ipos", "body_iquat", "geom_pos", "geom_quat", "site_pos", "site_quat")
+"""Fields of a model from which its compiler found frames that coincide."""
 MOVING = [mujoco.mjtState.mjSTATE_TIME, mujoco.mjtState.mjSTATE_QPOS]
 MOVING += [mujoco.mjtState.mjSTATE_QVEL, mujoco.mjtState.mjSTATE_ACT]
 """Parts of the state that a step computes; they stand first in its rows."""
@@ -178,12 +182,14 @@ class NativePhysics:
         varied: Sequence[str] = (),
         threads: int = 1,
         label: str = "",
+        make_spec: Callable[[], mujoco.MjSpec] | None = None,
     ):
         """`like`: an `mjx.Data` of the model, whose shapes and types the results have; `varied`:
         names of model fields that every simulation has its own values of; `label`: tells engines
         apart that one process has of the same model (of engines that are the same in all of it,
-        the newest serves and counts for all)."""
-        self.model, self.varied = prepare_model(model), tuple(varied)
+        the newest serves and counts for all); `make_spec`: what the model was compiled from."""
+        self.varied = tuple(varied)
+        self.model = prepare_model(without_shortcuts(model, varied, make_spec))
         self.threads, self.label, self.dense = threads, label, needs_dense(model)
         blank = mujoco.MjData(model)
         if np.size(blank.plastic):
@@ -298,6 +304,59 @@ def prepare_model(model: mujoco.MjModel) -> mujoco.MjModel:
     if needs_dense(model):
         model.opt.jacobian = mujoco.mjtJacobian.mjJAC_DENSE
     return model
+
+
+def without_shortcuts(
+    model: mujoco.MjModel, varied: Sequence[str], make_spec: Callable[[], mujoco.MjSpec] | None
+) -> mujoco.MjModel:
+    """A model on which the `varied` fields have all the effect that they stand for.
+
+    MuJoCo's compiler notes which bodies have a diagonal mass matrix that never changes, and which
+    frames coincide; the engine then reads the notes and not the fields.
+    """
+    if set(varied).intersection(INERTIAL) and model.dof_simplenum.any():
+        model = recompile(model, make_spec)
+    if set(varied).intersection(PLACING):
+        model = copy.copy(model)
+        for frames in (model.body_sameframe, model.geom_sameframe, model.site_sameframe):
+            frames[:] = mujoco.mjtSameFrame.mjSAMEFRAME_NONE
+    return model
+
+
+def recompile(
+    model: mujoco.MjModel, make_spec: Callable[[], mujoco.MjSpec] | None
+) -> mujoco.MjModel:
+    """The model with the mass matrix of every body found anew in every step."""
+    alone = model.body(model.dof_bodyid[np.flatnonzero(model.dof_simplenum)[0]]).name or "a body"
+    if make_spec is not None:
+        with contextlib.suppress(ValueError, OSError):  # files that are gone or were changed
+            spec = make_spec()
+            plain = spec.compile()
+            for body in spec.bodies:
+                body.simple = False
+            full = spec.compile()
+            if carry_over(model, plain, full):
+                return full
+    raise UserError(
+        f"randomised masses do not reach {alone}, which moves alone: "
+        'write simple="false" at it in the MJCF, or try --impl jax'
+    )
+
+
+def carry_over(model: mujoco.MjModel, plain: mujoco.MjModel, full: mujoco.MjModel) -> bool:
+    """Put into `full`, compiled otherwise than `plain`, what `model` has changed since; False where
+    that is not known to be all."""
+    for name in mujoco_batch.MODEL_FIELDS:
+        if name.startswith("opt."):
+            setattr(full.opt, name[4:], getattr(model.opt, name[4:]))
+            continue
+        own, old, new = (np.asarray(getattr(m, name, 0)) for m in (model, plain, full))
+        if np.array_equal(own, old):
+            continue
+        if own.shape != new.shape or not np.array_equal(old, new):
+            return False
+        new[...] = own
+    return True
 
 
 def needs_dense(model: mujoco.MjModel) -> bool:

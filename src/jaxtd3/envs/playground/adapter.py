@@ -12,10 +12,12 @@ import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import mujoco
 import numpy as np
 from mujoco import mjx
 
@@ -87,6 +89,13 @@ def on_own_device():
     own = lambda impl: jax.local_devices(backend=resolve(impl).platform)[0]  # noqa: E731
     with replaced("mjx_device", own):
         yield
+
+
+def spec_of(env: Any) -> mujoco.MjSpec:
+    """What an environment's model was compiled from."""
+    parts = {name: x for name, x in env.model_assets.items() if name.endswith(".xml")}
+    with open(env.xml_path) as file:
+        return mujoco.MjSpec.from_string(file.read(), include=parts, assets=env.model_assets)
 
 
 def load_playground(cfg: EnvConfig, devices: int = 1) -> PlaygroundEnv:
@@ -304,7 +313,7 @@ class PlaygroundEnv:
         env = self.unwrapped
         like = mjx.make_data(env.mj_model, impl=attribute(env, "_mjx_model").impl.value)
         varied = [".".join(str(k.name) for k in path) for path in self._varied]
-        physics = NativePhysics(env.mj_model, like, varied, threads, label)
+        physics = NativePhysics(env.mj_model, like, varied, threads, label, partial(spec_of, env))
         leaves = dict(jax.tree_util.tree_leaves_with_path(attribute(env, "_mjx_model")))
         model = tuple(leaves[path] for path in self._varied)
 
@@ -322,15 +331,18 @@ class PlaygroundEnv:
 
         key = jax.random.PRNGKey(0)
         action = jax.ShapeDtypeStruct((env.action_size,), jnp.float32)
+        hint = "--impl jax runs it"
         try:
             data, rest = jax.eval_shape(lambda key: reset(physics, key), key)
             used = find_used(physics, step, (data, rest, action), reset, key)
+        except jax.errors.UnexpectedTracerError as error:
+            said = "it steps its physics in a loop or branch of its own"
+            raise UserError(f"{self.name} on native physics: {said}; {hint}") from error
         except TypeError as error:
             raise UserError(f"{self.name} does not run with this JAX: {error}") from error
         except UserError:
             raise
         except (NotImplementedError, AttributeError, ValueError) as error:  # it calls MJX itself
-            hint = "--impl jax runs it"
             raise UserError(f"{self.name} on native physics: {error}; {hint}") from error
         physics.narrow(used)
         return physics
