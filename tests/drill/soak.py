@@ -71,6 +71,8 @@ def soak(drill: Drill) -> Iterator[Line]:
             size = resident(process.pid)
             if size is not None:
                 samples.append((time.monotonic() - begun, size))
+                with open(drill.work / "memory.csv", "a") as kept:  # seconds, MiB
+                    kept.write(f"{samples[-1][0]:.1f},{size / 2**20:.1f}\n")
             drill.tick(round(time.monotonic() - begun), round(seconds))
             time.sleep(min(2.0, seconds / 100))
         if process.poll() is None:

@@ -237,8 +237,11 @@ class PlaygroundEnv:
         return state.replace(data=self.physics.carry(state.data)), model, late
 
     def _randomized(self, key: Array) -> tuple[Any, Any]:
-        """A batch of one randomised physics model, and the axes of its leaves."""
-        with jax.numpy_rank_promotion("allow"):
+        """A batch of one randomised physics model, and the axes of its leaves.
+
+        Leap's randomiser loads an environment of its own to look up names.
+        """
+        with jax.numpy_rank_promotion("allow"), menagerie_for(self.name), on_own_device():
             return self._randomizer(self.unwrapped.mjx_model, key[None])
 
     def _step(self, state: Any, model: tuple[Array, ...], action: Array, late: Late | None):
