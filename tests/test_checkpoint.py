@@ -13,6 +13,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import weakref
 from pathlib import Path
 from typing import NamedTuple
 
@@ -192,6 +193,24 @@ def test_memory_goes_back_after_a_save_that_fails_too(tmp_path, monkeypatch):
     store.wait()
     assert seen[0] is None
     assert "No space left" in seen[1]
+
+
+def test_what_was_saved_is_let_go_before_its_memory_is_given_back(tmp_path, monkeypatch):
+    plain, copies, alive = checkpoint.to_host, [], []
+
+    def copied(leaf):
+        copy = plain(leaf)
+        copies.append(weakref.ref(copy))
+        return copy
+
+    monkeypatch.setattr(checkpoint, "to_host", copied)
+    count = lambda: alive.append(sum(ref() is not None for ref in copies))  # noqa: E731
+    monkeypatch.setattr(checkpoint, "give_back", count)
+    store = CheckpointStore(tmp_path)
+    store.save(make_tree(), iteration=1, meta={})
+    store.wait()
+    assert copies
+    assert alive == [0]
 
 
 def test_restored_arrays_are_donated_in_place(tmp_path):

@@ -125,9 +125,9 @@ class CheckpointStore:
             self._write(int(iteration), {name: raw(leaf) for name, leaf in leaves.items()}, text)
             return
         arrays = {name: to_host(leaf) for name, leaf in leaves.items()}
-        self._thread = threading.Thread(
-            target=self._write_beside, args=(int(iteration), arrays, text), name="checkpoint"
-        )
+        what = [int(iteration), arrays, text]
+        del arrays
+        self._thread = threading.Thread(target=self._write_beside, args=(what,), name="checkpoint")
         self._thread.start()
 
     def wait(self) -> None:
@@ -146,8 +146,9 @@ class CheckpointStore:
         good = (path for path in _checkpoints(self.directory) if not verify(path))
         return next((f"last good checkpoint: {path}" for path in good), "no checkpoint yet")
 
-    def _write_beside(self, *what: Any) -> None:
+    def _write_beside(self, what: list[Any]) -> None:
         self._write(*what)
+        what.clear()  # the thread holds its arguments until it has ended
         give_back()
 
     def _write(self, iteration: int, arrays: dict[str, Any], text: str) -> None:

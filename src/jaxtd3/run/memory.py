@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,12 @@ def _cgroup() -> int | None:
 
 
 def give_back() -> None:
-    """Return freed memory to the system; glibc keeps it for all threads that saved or compiled."""
+    """Return what nobody uses any more to the system.
+
+    Saving and drawing leave cycles that hold large buffers until Python looks for them, which is
+    seldom; glibc keeps what is freed, for all threads that saved or compiled.
+    """
+    gc.collect()
     with contextlib.suppress(OSError, AttributeError, TypeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
