@@ -339,7 +339,7 @@ def recompile(
                 return full
     raise UserError(
         f"randomised masses do not reach {alone}, which moves alone: "
-        'write simple="false" at it in the MJCF, or try --impl jax'
+        'write simple="false" at it in the MJCF'
     )
 
 
