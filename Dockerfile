@@ -21,7 +21,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY requirements requirements
 COPY scripts scripts
 COPY src src
-RUN scripts/env
+RUN UV_NO_CACHE=1 scripts/env
 
 ENTRYPOINT ["scripts/train"]
 CMD ["--help"]

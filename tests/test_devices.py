@@ -15,6 +15,7 @@ import jax
 import pytest
 from benchmarks.processes import free_port
 
+from jaxtd3.cli import main as cli
 from jaxtd3.core import processes
 from jaxtd3.run import artifacts
 
@@ -91,13 +92,21 @@ def test_a_run_goes_on_with_another_number_of_devices(tmp_path):
             ["--coordinator", "localhost", "--num-processes", "2", "--process-id", "0"],
             "write HOST:PORT",
         ),
-        (["--devices", "3"], "num_envs=64 is not divisible by 3 devices: 63 or 66"),
     ],
 )
-def test_half_a_description_is_refused(words, said, tmp_path):
-    done = train("--env", "Pendulum", "--run-dir", str(tmp_path / "run"), *words)
+def test_half_a_description_is_refused(words, said, tmp_path, capsys):
+    run = ["train", "--env", "Pendulum", "--run-dir", str(tmp_path / "run")]
+    assert cli.main([*run, *words]) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert len(err.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_sizes_that_devices_do_not_divide_are_refused(tmp_path):
+    done = train("--env", "Pendulum", "--run-dir", str(tmp_path / "run"), "--devices", "3")
     assert done.returncode == 2
-    assert said in done.stderr
+    assert "num_envs=64 is not divisible by 3 devices: 63 or 66" in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "run").exists()
 
@@ -188,8 +197,8 @@ def checkpoints(run: Path) -> list[int]:
     ],
     ids=["short", "learning"],
 )
-def test_two_processes_learn_and_one_may_die(tmp_path, pairs, env, goal, every):
-    """Two processes train until there is a checkpoint; one is killed, one ends, one goes on."""
+def test_two_processes_learn_and_one_may_die(tmp_path, pairs, env, goal, every, capsys):
+    """Two processes train until there is a checkpoint; one is killed, one ends; another goes on."""
     run = tmp_path / "run"
     words = ["--run-dir", str(run), "--no-video", "--env", *env]
     pair = Pair(tmp_path, *words, "--iterations", "100000", "--checkpoint-every", str(every))
@@ -215,9 +224,8 @@ def test_two_processes_learn_and_one_may_die(tmp_path, pairs, env, goal, every):
     assert not (run / "report.html").exists()  # it has no time for pictures: see artifacts.crash
 
     until = checkpoints(run)[-1] + every
-    done = train(*words, "--resume", "--iterations", str(until))
-    assert done.returncode == 0, done.stderr
-    assert "saved on 2 devices, goes on with 1" in done.stdout
+    assert cli.main(["train", *words, "--resume", "--iterations", str(until)]) == 0
+    assert "saved on 2 devices, goes on with 1" in capsys.readouterr().out
     assert summary(run)["iterations"] == until
     assert summary(run)["final_return"] >= goal
     assert (run / "report.html").exists()

@@ -18,6 +18,7 @@ from jaxtd3.core.types import Batch, EnvSpec
 from jaxtd3.nets.mlp import NETWORKS, Trunk
 from test_learning import learn
 
+SLOW = pytest.mark.slow
 SPEC = EnvSpec("test", obs_size=3, action_size=2, episode_length=10, extra_size=2)
 Z = jnp.linspace(-1.0, 1.0, 5)
 SMALL = {"num_envs": 4, "length": 64, "batch_size": 16, "critic_hidden": 16, "actor_hidden": 16}
@@ -250,7 +251,9 @@ def to_host_and_back(state):
     return jax.tree.unflatten(tree, read)
 
 
-@pytest.mark.parametrize("rate", [(1, 8, 4), (8, 1, 1), (4, 8, 2)])
+@pytest.mark.parametrize(
+    "rate", [(1, 8, 4), pytest.param((8, 1, 1), marks=SLOW), pytest.param((4, 8, 2), marks=SLOW)]
+)
 def test_rates_are_exact_over_a_thousand_iterations_and_a_resume(rate):
     """collect_steps : critic_updates : policy_updates, counted; a restart changes nothing."""
     names = ("collect_steps", "critic_updates", "policy_updates")
@@ -303,7 +306,7 @@ def reached(now):
     return now["return"] >= 900
 
 
-@pytest.mark.slow
+@SLOW
 @pytest.mark.parametrize(
     "algo", ["pql", "pql-d", "apex", "gorila", "fasttd3-simnorm", "fasttd3-simbav2"]
 )

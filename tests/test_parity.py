@@ -307,7 +307,6 @@ def test_simba_forward(spec, batch):
     close(logits[1], DATA["simbav2/logits2"])
 
 
-@pytest.mark.as_shipped
 def test_simba_three_rounds(spec, batch, monkeypatch):
     agent = fast_td3(spec, simba_config())
     parts = {part: simba_params("simbav2/init", part) for part in ("actor", "critic", "target")}

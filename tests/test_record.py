@@ -9,7 +9,7 @@ import pytest
 
 import jaxtd3
 from jaxtd3.core import sharding
-from jaxtd3.core.tracing import record
+from jaxtd3.core.tracing import compile_soon, record
 from jaxtd3.envs.physics.mjx import even_vmap
 
 
@@ -129,3 +129,10 @@ def test_mjx_is_traced_once_for_reset_step_training_and_evaluation(monkeypatch):
     jax.eval_shape(env.step, state, action, jax.random.key(0))
     jax.eval_shape(jax.vmap(env.env.reset), jax.random.split(jax.random.key(0), 3))
     assert len(calls) == 1
+
+
+def test_what_is_compiled_soon_is_the_same_function():
+    x = jnp.linspace(-3.0, 3.0, 100)
+    function = lambda x, scale: scale * jnp.exp(jnp.sin(x))  # noqa: E731
+    soon = compile_soon(function, x, jnp.float32(2))
+    np.testing.assert_allclose(soon(x, jnp.float32(2)), function(x, 2.0), rtol=1e-6)

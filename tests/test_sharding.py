@@ -52,7 +52,7 @@ def assert_replicated(tree) -> None:
             np.testing.assert_array_equal(first, other)
 
 
-def run_agrees(name: str, devices: int, iterations: int = 50, **changes):
+def run_agrees(name: str, devices: int, iterations: int = 50, evaluate: bool = True, **changes):
     parts = parts_of(name, devices, **changes)
     state, metrics = chunk_of(parts, iterations)(parts.fns.init(jax.random.key(0)))
     assert int(state.iteration) == iterations
@@ -61,8 +61,9 @@ def run_agrees(name: str, devices: int, iterations: int = 50, **changes):
     assert state.replay.obs.addressable_shards[0].data.shape[1] == 16 // devices
     assert_replicated(state.agent)
     assert all(np.isfinite(float(v)) for v in metrics.values())
-    evaluated = parts.evaluate(state.agent, state.weights, jax.random.key(1))
-    assert np.isfinite(evaluated["return"])
+    if evaluate:
+        evaluated = parts.evaluate(state.agent, state.weights, jax.random.key(1))
+        assert np.isfinite(evaluated["return"])
 
 
 SLOW = pytest.mark.slow
@@ -234,7 +235,7 @@ def test_bundles_learn_apart_and_meet_every_k_updates():
 
 
 def test_bundles_are_one_agent_at_the_end_of_a_chunk():
-    run_agrees("Pendulum", 4, iterations=21, sync_every=8, eval_episodes=8)
+    run_agrees("Pendulum", 4, iterations=21, evaluate=False, sync_every=8)
 
 
 # --- the compiled program -------------------------------------------------------------------------

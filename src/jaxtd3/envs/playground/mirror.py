@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxtd3.core.tracing import compile_soon
 from jaxtd3.core.types import Array, EnvSpec, EnvStep
 from jaxtd3.envs.playground.layout import OBSERVED, PRIVILEGED
 from jaxtd3.errors import UserError
@@ -278,8 +279,10 @@ def compare_steps(
     """What the mirrored state makes of the mirrored action, and the mirror image of the step:
     two arrays [envs * steps, qpos | qvel | obs | reward terms], equal but for rounding."""
     rng = np.random.default_rng(seed)
-    step, image = jax.jit(jax.vmap(env.step)), jax.jit(lambda s: mirror_state(mirror, s))
-    state, _ = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.key(seed), envs))
+    keys = jax.random.split(jax.random.key(seed), envs)
+    state, _ = compile_soon(jax.vmap(env.reset), keys)(keys)
+    image = compile_soon(lambda s: mirror_state(mirror, s), state)
+    step = compile_soon(jax.vmap(env.step), state, jnp.zeros((envs, env.spec.action_size)))
 
     def columns(out: EnvStep, mirrored: bool) -> np.ndarray:
         data = out.state.state.data
