@@ -343,9 +343,13 @@ def test_the_wheel_has_what_is_not_python(tmp_path):
         assert str(path.relative_to(package.parent)) in names
 
 
-def test_the_lock_of_the_docs_names_no_index():
-    text = (ROOT / "requirements" / "docs.lock").read_text()
+@pytest.mark.parametrize(
+    ("lock", "package"),
+    [("cpu", "jax"), ("cuda", "jax"), ("docs", "mkdocs-material"), ("uv", "uv")],
+)
+def test_locks_name_no_index(lock, package):
+    text = (ROOT / "requirements" / f"{lock}.lock").read_text()
     assert "://" not in text
     assert "--index" not in text
     assert "--hash=sha256:" in text
-    assert "\nmkdocs-material==" in text
+    assert re.search(rf"^{package}==", text, re.MULTILINE)

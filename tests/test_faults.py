@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import signal
@@ -170,8 +171,10 @@ def sick_loss(loss):
     return lambda *args: poison.sick_gradient(loss(*args), jnp.ones((), bool))
 
 
-def updates(agent):
+@functools.cache
+def updates(**losses):
     """update(state, reward=1.0, weight=1.0) -> the state after it."""
+    agent = fast_td3(SPEC, AGENT, **losses)
     update = jax.jit(partial(agent.update, policy=True))
     return lambda state, **more: update(state, batch(**more), jax.random.key(1))[0]
 
@@ -190,11 +193,10 @@ CASES = {
 def test_whatever_is_not_finite_is_refused_and_named(metric):
     cause = CASES[metric]
     losses = {k: v for k, v in cause.items() if k in ("critic", "actor_loss")}
-    agent = fast_td3(SPEC, AGENT, **losses)
-    state = agent.init(jax.random.key(0))
+    state = fast_td3(SPEC, AGENT, **losses).init(jax.random.key(0))
     rates = {k: jnp.float32(v) for k, v in cause.items() if k.endswith("_lr")}
     state = state.replace(hyper=state.hyper._replace(**rates))
-    new = updates(agent)(state, reward=cause.get("reward", 1.0))
+    new = updates(**losses)(state, reward=cause.get("reward", 1.0))
     assert FAULTS[int(new.bad_metric)] == metric
     network = metric.split("_")[0]
     net = nonfinite.NETWORKS.index(network)
@@ -207,8 +209,7 @@ def test_whatever_is_not_finite_is_refused_and_named(metric):
 
 
 def test_a_streak_ends_with_a_good_update_unless_it_reached_the_limit():
-    agent = fast_td3(SPEC, AGENT)
-    start, update = agent.init(jax.random.key(0)), updates(agent)
+    start, update = fast_td3(SPEC, AGENT).init(jax.random.key(0)), updates()
 
     def after(*rewards):
         state = start
@@ -388,7 +389,7 @@ def test_what_nobody_expected_leaves_a_summary(session, program, tmp_path):
     assert again.run()["status"] == "completed"
 
 
-def test_a_crash_ends_the_command_with_one_line(tmp_path, monkeypatch, capsys):
+def test_a_crash_ends_the_command_with_one_line(tmp_path, monkeypatch, capsys, bare_ends):
     def broken(*_):
         raise RuntimeError("oh")
 

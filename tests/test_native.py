@@ -624,7 +624,9 @@ def test_the_ring_stays_finite(cheetah):
             assert np.isfinite(leaf).all()
 
 
-def test_an_exception_in_the_engine_ends_the_run_with_one_line(tmp_path, capfd, monkeypatch):
+def test_an_exception_in_the_engine_ends_the_run_with_one_line(
+    tmp_path, capfd, monkeypatch, bare_ends
+):
     plain, calls = mujoco.batch.Batch.step, []
 
     def fails(self, *args, **kwargs):
@@ -677,7 +679,7 @@ def test_contacts_without_room_are_bad_physics():
     assert room["60K"].trouble.startswith("1 simulations lost, the last: Insufficient arena memory")
 
 
-def test_the_first_bad_physics_is_told(tmp_path, capfd, monkeypatch):
+def test_the_first_bad_physics_is_told(tmp_path, capfd, monkeypatch, bare_ends):
     """Once, with the engine's reason; training goes on."""
     plain, calls = mujoco.batch.Batch.step, []
 

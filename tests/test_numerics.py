@@ -10,7 +10,7 @@ import pytest
 pytestmark = pytest.mark.as_shipped
 
 
-@pytest.mark.parametrize("batch", [3, 257])
+@pytest.mark.parametrize("batch", [3, pytest.param(257, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("size", [21, 51, 101, 128])
 def test_vmapped_matvec_and_reduce(batch, size):
     """jaxlib 0.10.2 fuses these wrongly on a CPU at some sizes (jax issue 39103)."""

@@ -201,9 +201,8 @@ def test_four_shards_are_one_in_expectation(beta):
         return x.reshape(4, 2) if x.shape == (8,) else jnp.broadcast_to(x, (4, *x.shape))
 
     shards = jax.tree.map(split, state)
-    each = jax.vmap(lambda s, v: estimate(s, beta, v, "shard"), axis_name="shard")(
-        shards, split(value)
-    )
+    shared = jax.vmap(lambda s, v: estimate(s, beta, v, "shard"), axis_name="shard")
+    each = jax.jit(shared)(shards, split(value))
     np.testing.assert_allclose(each, np.full(4, whole), rtol=1e-4)
 
     def drawn(s, key):
@@ -216,7 +215,8 @@ def test_four_shards_are_one_in_expectation(beta):
     )
     keys = jax.vmap(lambda i: jax.random.split(jax.random.key(i), 4))(jnp.arange(20))
     shards = jax.tree.map(split, state)
-    means = jax.vmap(lambda k: jax.vmap(drawn, axis_name="shard")(shards, k)[0])(keys)
+    draw = jax.vmap(lambda s, k: jax.vmap(drawn, axis_name="shard")(s, k)[0], (None, 0))
+    means = jax.jit(draw)(shards, keys)
     kept = np.asarray(state.p[:LENGTH]) > 0
     p, r = np.asarray(state.p[:LENGTH])[kept], np.asarray(state.ring.reward)[kept]
     prob = p / p.sum()

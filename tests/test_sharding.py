@@ -115,7 +115,7 @@ def test_native_physics_does_not_depend_on_the_number_of_devices():
     found = []
     for devices in (1, 2):
         parts = parts_of("CartpoleBalance", devices, actor_hidden=8)  # with an engine of its own
-        inner = parts.fns.init(jax.random.key(0)).env.inner
+        inner = parts.env.init(jax.random.key(0)).inner
         action = jnp.linspace(-1, 1, 16)[:, None]
         step = jax.jit(sharding.over_envs(parts.env.env.step, parts.mesh))
         found.append(step(step(inner, action).state, action))

@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -290,6 +291,23 @@ def test_playground_environments_of_ones_own(tmp_path):
     assert make_env(EnvConfig("TestsCartpole", num_envs=2)).spec.episode_length == 77
     with pytest.raises(UserError, match="did you mean 'TestsCartpole'"):
         make_env(EnvConfig(f"{path}:TestCartpol", num_envs=2))
+
+
+WITHIN = {
+    "branch": "return jax.lax.cond(state.done > 2, super().step, super().step, state, a)",
+    "loop": "return jax.lax.fori_loop(0, 2, lambda _, s: cartpole.Balance.step(self, s, a), state)",
+}
+
+
+@pytest.mark.parametrize("within", WITHIN)
+def test_physics_within_a_loop_or_branch_is_for_mjx(within, tmp_path):
+    text = PLAYGROUND.replace("TestsCartpole", f"Tests{within}")
+    text = text.replace("pass", f"def step(self, state, a):\n            {WITHIN[within]}")
+    path = write(tmp_path, text.replace("import functools", "import functools, jax"), "within.py")
+    cfg = EnvConfig(f"{path}:Tests{within}", num_envs=2, impl="jax")
+    assert make_env(cfg).spec.name == f"Tests{within}"
+    with pytest.raises(UserError, match="a loop or branch of its own; --impl jax runs it"):
+        make_env(replace(cfg, impl="native"))
 
 
 SHORT = (

@@ -111,7 +111,7 @@ def test_best_is_ready_for_training(swept, capsys, tmp_path):
     )
 
 
-def test_a_member_is_a_run(swept, tmp_path, capsys):
+def test_a_member_is_a_run(swept, tmp_path, capsys, bare_ends):
     """`evaluate` takes its folder; `train` with its flags gives the same policy within 1e-5."""
     member = next(m for m in results_of(swept)["members"] if m["index"] == 4)
     folder = swept / member["path"]

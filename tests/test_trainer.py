@@ -157,7 +157,7 @@ def test_summary_schema(whole):
     assert times["collect"] + times["update"] == pytest.approx(times["train"])
 
 
-def test_saved_config_reproduces_the_run(whole, tmp_path):
+def test_saved_config_reproduces_the_run(whole, tmp_path, bare_ends):
     args = ["train", "--config", str(whole / "config.json"), "--run-dir", str(tmp_path / "again")]
     assert cli.main([*args, "--no-video", "--quiet"]) == 0
     assert summary(tmp_path / "again")["state_sha256"] == summary(whole)["state_sha256"]

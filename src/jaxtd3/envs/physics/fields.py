@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import mujoco
 import numpy as np
+from jax.extend.core import get_opaque_trace_state
 
 from jaxtd3.envs.physics.native import GIVEN, UNSURE, NativePhysics, Used
 from jaxtd3.thirdparty import private
@@ -22,11 +23,16 @@ class NotReturned(ValueError):
     """An environment reads what C MuJoCo does not compute for it."""
 
 
+class CalledWithin(ValueError):
+    """Physics stands in a loop or branch of the environment's own, which cannot be cut out."""
+
+
 class Probe:
-    """Physics that notes what it is given and returns what it was told to."""
+    """Physics that notes what it is given and, once asked in the trace that it was made in, returns
+    what it was told to."""
 
     def __init__(self, inputs: Sequence[str], results: Sequence[dict[str, Any]] | None = None):
-        self.inputs, self.results = inputs, results
+        self.inputs, self.results, self.trace = inputs, results, get_opaque_trace_state()
         self.kinds: list[str] = []
         self.given: list[dict[str, Any]] = []
 
@@ -40,7 +46,11 @@ class Probe:
         index = len(self.kinds)
         self.kinds.append(kind)
         self.given.append({name: getattr(data, name) for name in self.inputs})
-        return data if self.results is None else data.replace(**self.results[index])
+        if self.results is None:
+            return data
+        if get_opaque_trace_state() != self.trace:
+            raise CalledWithin("it steps its physics in a loop or branch of its own")
+        return data.replace(**self.results[index])
 
 
 Function = Callable[[Any, Any], tuple[Any, Any]]
@@ -93,7 +103,7 @@ def find_used(
 ) -> Used:
     """What is used of `mjx.Data`; `step_args` is (data, anything else).
 
-    Raises where physics is called inside a loop or a branch of its own, which cannot be cut out.
+    Raises `CalledWithin` and `NotReturned`.
     """
     first, then = Trace(physics, reset, reset_args), Trace(physics, step, step_args)
     constant = tuple(name for name in GIVEN if is_constant(physics, first, then, name))

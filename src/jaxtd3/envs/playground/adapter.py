@@ -338,9 +338,6 @@ class PlaygroundEnv:
         try:
             data, rest = jax.eval_shape(lambda key: reset(physics, key), key)
             used = find_used(physics, step, (data, rest, action), reset, key)
-        except jax.errors.UnexpectedTracerError as error:
-            said = "it steps its physics in a loop or branch of its own"
-            raise UserError(f"{self.name} on native physics: {said}; {hint}") from error
         except TypeError as error:
             raise UserError(f"{self.name} does not run with this JAX: {error}") from error
         except UserError:
