@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 from collections.abc import Iterator
@@ -32,9 +33,18 @@ def optimizations(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if off:
             patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-        before = jax.config.values["jax_disable_most_optimizations"]
-        jax.config.update("jax_disable_most_optimizations", off)
+        with unoptimized(off):
+            yield
+
+
+@contextlib.contextmanager
+def unoptimized(off: bool = True) -> Iterator[None]:
+    """What is compiled here is compiled soon and runs slowly."""
+    before = jax.config.values["jax_disable_most_optimizations"]
+    jax.config.update("jax_disable_most_optimizations", off)
+    try:
         yield
+    finally:
         jax.config.update("jax_disable_most_optimizations", before)
 
 

@@ -12,6 +12,7 @@ import jax
 import pytest
 
 import jaxtd3
+from conftest import unoptimized
 from jaxtd3.run.program import build, run_keys
 
 pytestmark = pytest.mark.as_shipped
@@ -20,7 +21,9 @@ pytestmark = pytest.mark.as_shipped
 def learn(name, reached, seconds=math.inf, iterations=math.inf, chunk=250, **changes):
     """Train by the preset until `reached(now)` or a limit; (now, seconds)."""
     program = build(jaxtd3.preset(name, profile="cpu", log_every=chunk, **changes))
-    state, keys = program.start(), run_keys(program.config.run.seed)
+    with unoptimized():
+        state = program.start()
+    keys = run_keys(program.config.run.seed)
     program = program._replace(chunk=program.chunk.lower(program.shapes).compile())
 
     def score():

@@ -291,7 +291,9 @@ def test_every_algorithm_has_settings_for_every_environment(algo, env, profile):
         assert next(getattr(s, name) for s in sections if hasattr(s, name)) == value
 
 
-@pytest.mark.parametrize("algo", ["apex", "fasttd3-simnorm", "fasttd3-simbav2"])
+@pytest.mark.parametrize(
+    "algo", ["apex", pytest.param("fasttd3-simnorm", marks=SLOW), "fasttd3-simbav2"]
+)
 def test_every_algorithm_takes_steps(algo):
     cfg = jaxtd3.preset("Pendulum", algo, "cpu", **SMALL, warmup=2)
     env = jaxtd3.make_env(cfg.env)
