@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxtd3
+from jaxtd3.core.tracing import SOON
 from jaxtd3.core.types import EnvSpec, EnvStep
 from jaxtd3.nets.mlp import mlp_networks
 
@@ -21,11 +22,7 @@ GAMMA = 0.9
 CONSTANT, OBSERVATION, DELAYED, ACTION, BOTH, ENDLESS = range(6)
 LIMIT = 4  # only the endless one lives that long
 # As fast as with all optimisations, here; compiled in half the time.
-SOON_COMPILED = {
-    "xla_backend_optimization_level": 1,
-    "xla_cpu_use_fusion_emitters": False,
-    "xla_cpu_parallel_codegen_split_count": 1,
-}
+SOON_COMPILED = SOON | {"xla_backend_optimization_level": 1}
 
 
 class ProbeState(NamedTuple):
